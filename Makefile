@@ -1,0 +1,67 @@
+# make demo   sets up .venv on a fresh machine and runs flash attention on the interpreter
+# make test   sets up .venv and runs the test suite (two processes, one BLAS thread each)
+# Both set up the environment themselves; a second run finds the stamp files and starts at once.
+
+PYTHON ?= python3
+VENV   ?= .venv
+PY     := $(VENV)/bin/python
+
+# PyTorch is an extra opinion for the oracle tests, not a dependency: `make test TORCH=` goes without it.
+# Pinned: this is the version whose results the oracle tests were checked against.
+TORCH ?= torch==2.13.0
+
+# Arguments for pytest: make test ARGS='tests/isa -x'
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format types stubs bench clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+	@echo "make lint | types | stubs | bench | format | clean"
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "opennki needs Python 3.11 or newer; set PYTHON=python3.x" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The stamp is younger than what decides which packages are installed.
+$(VENV)/.installed: pyproject.toml src/opennki/_version.py | $(PY)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+# A stamp also when PyTorch is not to be had, so that every run does not try again; its text says which it was.
+$(VENV)/.torch: | $(VENV)/.installed
+	@if [ -z "$(TORCH)" ]; then :; \
+	elif $(PY) -m pip install --quiet --disable-pip-version-check '$(TORCH)'; then \
+	  echo installed > $@; \
+	else \
+	  echo unavailable > $@; \
+	  echo "note: $(TORCH) could not be installed; PyTorch oracles are left out (rm $@ to try again)" >&2; \
+	fi
+
+setup: $(VENV)/.installed
+
+demo: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(PY) examples/flash_attention.py
+
+test: $(VENV)/.installed $(VENV)/.torch
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PY) -m pytest -n 2 --durations=10 $(ARGS)
+
+lint: $(VENV)/.installed
+	$(PY) -m ruff check .
+
+format: $(VENV)/.installed
+	$(PY) -m ruff check --fix .
+
+types: $(VENV)/.installed
+	$(PY) -m mypy
+
+stubs: $(VENV)/.installed
+	$(PY) -m opennki.tools.stubs
+
+bench: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
