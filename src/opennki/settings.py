@@ -1,0 +1,240 @@
+"""Every setting in one place: name, type, default, legal values. Nothing else reads the environment.
+
+`current()` reads the environment at the time of the call, so that a test or a notebook can change a setting
+between two calls. A value that is not legal raises `SettingsError`: variable, value, what is legal.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+from opennki.errors import UNKNOWN, NkiValueError
+
+Checks = Literal["full", "fast", "off"]
+
+MAX_THREADS = 1024
+MAX_SEED = 2**32 - 1
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+class SettingsError(NkiValueError):
+    """An environment variable holds a value that is not legal.
+
+    `env` is its name, `value` the text it holds, `legal` what it may hold.
+    """
+
+    def __init__(self, env: str, value: str, legal: str) -> None:
+        self.env, self.value, self.legal = env, value, legal
+        super().__init__(
+            f"{env}={value!r} is not a legal value",
+            loc=UNKNOWN,  # the place is the environment, not a line of the kernel
+            rule=f"legal values of {env}: {legal}",
+            fix=f"set {env} to a legal value, or unset it for the default",
+        )
+
+    def __reduce__(self) -> tuple[type[SettingsError], tuple[str, str, str]]:
+        return type(self), (self.env, self.value, self.legal)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How the text of an environment variable becomes a value; `parse` raises ValueError on illegal text."""
+
+    parse: Callable[[str], Any]
+    legal: str
+
+
+def _parse_bool(text: str) -> bool:
+    word = text.lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ValueError(text)
+
+
+def _flag() -> _Kind:
+    return _Kind(_parse_bool, "1, true, yes, on or 0, false, no, off, in any case")
+
+
+def _integer(low: int, high: int) -> _Kind:
+    def parse(text: str) -> int:
+        # int() alone would also take '1_0' and digits of other scripts.
+        if not (text.isascii() and text.isdigit() and low <= int(text) <= high):
+            raise ValueError(text)
+        return int(text)
+
+    return _Kind(parse, f"an integer from {low} to {high}")
+
+
+def _choice(*words: str) -> _Kind:
+    def parse(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError(text)
+        return text.lower()
+
+    return _Kind(parse, ", ".join(words[:-1]) + " or " + words[-1])
+
+
+def _parse_command(text: str) -> tuple[str, ...]:
+    words = tuple(shlex.split(text))
+    if not words or not words[0]:
+        raise ValueError(text)
+    return words
+
+
+def _parse_path(text: str) -> Path:
+    if "\0" in text:
+        raise ValueError(text)
+    path = Path(text).expanduser() if text.startswith("~") else Path(text)
+    if not path.is_absolute() or (path.exists() and not path.is_dir()):
+        raise ValueError(text)
+    return path
+
+
+def _parse_target(text: str) -> str:
+    # Which names exist is known to isa.target, a later layer; here only what can be a name at all.
+    if not text.replace("_", "").isalnum():
+        raise ValueError(text)
+    return text.lower()
+
+
+def _cores() -> int:
+    """Cores this process may use: its affinity mask where the system has one."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return min(len(affinity(0)) if affinity else os.cpu_count() or 1, MAX_THREADS)
+
+
+def _default_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if base.startswith(os.sep):
+        return Path(base) / "opennki"
+    # A process without a home directory (some containers) still gets an absolute path.
+    home = os.path.expanduser("~")
+    return Path(home if os.path.isabs(home) else os.path.abspath(os.sep)) / ".cache" / "opennki"
+
+
+def _setting(env: str, kind: _Kind, doc: str, *, default: Any = None,
+             factory: Callable[[], Any] | None = None, shown: str = "") -> Any:
+    """A field of Settings; `shown` is the default as documented where the value itself says too little."""
+    metadata = {"env": env, "kind": kind, "doc": doc, "shown": shown}
+    if factory is not None:
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings, each of its own type. `Settings()` holds the defaults; `current()` reads them."""
+
+    num_threads: int = _setting(
+        "OPENNKI_NUM_THREADS", _integer(1, MAX_THREADS), factory=_cores,
+        shown="every core the process may use",
+        doc="Threads of the host executor. Results do not depend on it.")
+    checks: Checks = _setting(
+        "OPENNKI_CHECKS", _choice("full", "fast", "off"), default="full",
+        doc="Checks of the interpreter: full = all; fast = only those with no per-element state; off = none.")
+    strict_platform: bool = _setting(
+        "OPENNKI_STRICT_PLATFORM", _flag(), default=False,
+        doc="JAX: accept the neuron platform only, as the vendor does, and refuse cpu.")
+    cache_dir: Path = _setting(
+        "OPENNKI_CACHE_DIR", _Kind(_parse_path, "an absolute path (or ~/...) that is not a file"),
+        factory=_default_cache_dir, shown="$XDG_CACHE_HOME/opennki, else ~/.cache/opennki",
+        doc="Folder of compiled artefacts. Safe to delete.")
+    neuronx_cc: tuple[str, ...] = _setting(
+        "OPENNKI_NEURONX_CC", _Kind(_parse_command, "a command, quoted as for a shell"),
+        default=("opennki-neuronx-cc",), shown="opennki-neuronx-cc",
+        doc="Compiler command of baremetal, benchmark, profile; the vendor's neuronx-cc may take its place.")
+    platform_target_override: str | None = _setting(
+        "NEURON_PLATFORM_TARGET_OVERRIDE",
+        _Kind(_parse_target, "the name of a target, such as trn1, trn2 or inf2"), default=None,
+        shown="none: detect the chip, else trn1 with a warning",
+        doc="Target that kernels are traced for when the call names none.")
+    precise_fp: bool = _setting(
+        "NKI_PRECISE_FP", _flag(), default=True,
+        doc="1 = bf16, fp16 and fp8 tensors are stored as such; 0 = they are kept in float32.")
+    simulator: bool = _setting(
+        "NKI_SIMULATOR", _flag(), default=False,
+        doc="Run every call of a jitted kernel in simulation, whatever its mode.")
+    dont_cache_trace_for_jax_lowering: bool = _setting(
+        "NKI_DONT_CACHE_TRACE_FOR_JAX_LOWERING", _flag(), default=False,
+        doc="JAX: trace the kernel again at lowering and do not reuse the trace of abstract evaluation.")
+    eager: bool = _setting(
+        "OPENNKI_EAGER", _flag(), default=False,
+        doc="Run loop bodies concretely, so that breakpoint() and print() work inside a kernel.")
+    seed: int = _setting(
+        "OPENNKI_SEED", _integer(0, MAX_SEED), default=0,
+        doc="Seed of rand and dropout where the kernel sets none.")
+
+
+class SettingRow(NamedTuple):
+    """One setting as `opennki doctor` shows it; all four are text."""
+
+    name: str
+    value: str
+    default: str
+    doc: str
+
+
+_FIELDS = tuple(fields(Settings))
+_ENVS: tuple[str, ...] = tuple(f.metadata["env"] for f in _FIELDS)
+# What defaults and ~ depend on besides the settings' own variables.
+_AMBIENT = ("XDG_CACHE_HOME", "HOME")
+
+
+@lru_cache(maxsize=16)
+def _build(raw: tuple[str | None, ...], ambient: tuple[str | None, ...], cores: int) -> Settings:
+    """Parse one state of the environment; `ambient` and `cores` put what defaults depend on into the key."""
+    values: dict[str, Any] = {}
+    for f, text in zip(_FIELDS, raw, strict=True):
+        text = (text or "").strip()
+        if not text:  # an empty variable is an unset one, as in most tools
+            continue
+        kind = cast(_Kind, f.metadata["kind"])
+        try:
+            values[f.name] = kind.parse(text)
+        except (ValueError, OSError, RuntimeError):
+            raise SettingsError(f.metadata["env"], text, kind.legal) from None
+    return Settings(**values)
+
+
+def current() -> Settings:
+    """The settings as the environment has them now.
+
+    Cheap (some microseconds): parsing happens once per state of the environment. Raises SettingsError.
+    """
+    get = os.environ.get
+    return _build(tuple(get(env) for env in _ENVS), tuple(get(env) for env in _AMBIENT), _cores())
+
+
+def _show(value: object) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, tuple):
+        return shlex.join(value)
+    return str(value)
+
+
+def describe() -> list[SettingRow]:
+    """One row per setting, in order of declaration. An illegal value is shown as such and does not raise."""
+    rows = []
+    defaults = Settings()
+    for f in _FIELDS:
+        env, kind = f.metadata["env"], cast(_Kind, f.metadata["kind"])
+        text = os.environ.get(env, "").strip()
+        default = getattr(defaults, f.name)
+        try:
+            value = _show(kind.parse(text) if text else default)
+        except (ValueError, OSError, RuntimeError):
+            value = f"{text!r} is not legal: {kind.legal}"
+        rows.append(SettingRow(env, value, f.metadata["shown"] or _show(default), f.metadata["doc"]))
+    return rows

@@ -1,0 +1,53 @@
+"""Fixtures for every test: golden text."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+GOLDEN = Path(__file__).parent / "golden"
+_owners = {}  # file -> the test and text that it belongs to
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true",
+                     help="accept: write what the tests produce to tests/golden instead of comparing")
+
+
+@pytest.fixture
+def golden(request):
+    """Compare a text with tests/golden/<test file stem>/<test name>.txt; --update-golden accepts it.
+
+    `golden(text)`, or `golden(text, "name")` where one test has several texts. A missing file is a failure.
+    """
+    update = request.config.getoption("--update-golden")
+
+    def check(text, name=None):
+        __tracebackhide__ = True
+        # Parameters reach the test name; keep it one plain file name on every system.
+        plain = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", s).strip("-") for s in (request.node.name, name) if s]
+        path = GOLDEN / request.path.stem / ("-".join(plain) + ".txt")
+        me = (request.node.nodeid, name)
+        assert _owners.setdefault(path, me) == me, f"{path.name} already belongs to {_owners[path]}"
+        if not text.endswith("\n"):
+            text += "\n"
+        if update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\n")
+            return
+        shown = path.relative_to(GOLDEN.parent.parent)
+        if not path.exists():
+            pytest.fail(f"{shown} is missing; --update-golden accepts the text:\n{text}", pytrace=False)
+        expected = path.read_bytes().decode("utf-8")
+        if text != expected:
+            diff = difflib.unified_diff(expected.splitlines(), text.splitlines(), str(shown), "this run",
+                                        lineterm="")
+            pytest.fail("golden text differs; if that is meant, --update-golden accepts it\n"
+                        + "\n".join(diff), pytrace=False)
+
+    return check
