@@ -46,7 +46,7 @@ demo: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(PY) examples/flash_attention.py
 
 test: $(VENV)/.installed $(VENV)/.torch
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PY) -m pytest -n 2 --durations=10 $(ARGS)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PY) -m pytest -n 2 --durations=10 --durations-min=1 $(ARGS)
 
 lint: $(VENV)/.installed
 	$(PY) -m ruff check .
