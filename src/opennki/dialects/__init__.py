@@ -1,0 +1,1 @@
+"""The surfaces that users import."""

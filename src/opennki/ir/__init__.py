@@ -1,0 +1,1 @@
+"""The Kernel IR: nodes, affine expressions, builder, verifier, text."""

@@ -1,0 +1,187 @@
+"""The verifier: every rule of a declaration, checked on an instruction.
+
+`check_instr` runs when an instruction is traced (the error points at the user's line); `verify` walks a whole kernel, for
+instance one that was parsed.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from opennki.errors import Loc, NkiError, NkiTypeError, NkiValueError, make
+from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, IndexTile, Instr, Kernel, PredTile, Stmt
+from opennki.isa.declare import ISA, Attr, Instruction, Op, Param, Register, Result, Tile
+from opennki.isa.target import Target
+
+MEMORY_NAMES = {"sbuf": "SBUF", "psum": "PSUM", "hbm": "HBM", "register": "a register"}
+
+
+def describe(access: Access) -> str:
+    """Name, shape, dtype and memory of an operand."""
+    name = access.alloc.name or repr(access.alloc)
+    return f"{name} {access.shape} {access.dtype} in {MEMORY_NAMES[access.space]}"
+
+
+def call_view(decl: Instruction, operands: tuple[Any, ...], engine: str = "") -> SimpleNamespace:
+    """The call as `check`, `raw`, `Result` and `choose_engine` functions see it."""
+    view = SimpleNamespace(**{p.name: v for p, v in zip(decl.params, operands, strict=True)})
+    view.engine = engine
+    return view
+
+
+def _check_tile(decl: Instruction, param: Param, spec: Tile, value: Any, dims: dict[str, int], loc: Loc | None) -> None:
+    what = f"{decl.name}: {param.name}"
+    if value is None:
+        if not spec.optional and param.required:
+            raise NkiTypeError(f"{what} is missing", loc=loc)
+        return
+    if not isinstance(value, Access):
+        if spec.scalar:
+            return
+        raise NkiTypeError(f"{what} is {type(value).__name__} {value!r}, expected a tile", loc=loc,
+                           rule=f"{param.name} is a tile in {' or '.join(MEMORY_NAMES[s] for s in spec.spaces)}")
+    if value.space not in spec.spaces:
+        raise make("err_unsupported_memory", f"{what} is in {MEMORY_NAMES[value.space]}, expected "
+                   f"{' or '.join(MEMORY_NAMES[s] for s in spec.spaces)}", loc=loc, operand=describe(value))
+    if value.dtype not in spec.dtypes:
+        raise NkiTypeError(f"{what} is {value.dtype}", loc=loc, operand=describe(value),
+                           rule=f"{param.name} is one of {', '.join(sorted(spec.dtypes))}")
+    if not spec.indirect and value.space == "hbm" and any(True for _ in value.dynamic()):
+        raise make("err_indirect_indices_are_not_supported_with_nki_api", f"{what} has a runtime index", loc=loc,
+                   operand=describe(value))
+    if spec.dims != ("*",):
+        _bind(decl, param, spec.dims, value, dims, loc)
+
+
+def _bind(decl: Instruction, param: Param, words: tuple[str, ...], value: Access, dims: dict[str, int], loc: Loc | None) -> None:
+    shape = value.shape
+    free = 1
+    for n in shape[1:]:
+        free *= n
+    sizes = [shape[0] if shape else 1, free]
+    for word, size in zip(words, sizes, strict=False):
+        name = word.rstrip("*")
+        if name.isdigit():
+            if size != int(name):
+                raise NkiValueError(f"{decl.name}: {param.name} has shape {shape}, expected {name} "
+                                    + ("partition" if word is words[0] else "element") + ("s per partition" if word is not words[0] else "s"),
+                                    loc=loc, operand=describe(value), rule=f"{param.name} has the form [{', '.join(words)}]")
+            continue
+        bound = dims.setdefault(name, size)
+        if bound != size:
+            if name == "P":
+                raise make("err_num_partition_mismatch", f"{decl.name}: {param.name} has {size} partitions, "
+                           f"the other operands {bound}", loc=loc, operand=describe(value))
+            raise NkiValueError(f"{decl.name}: {param.name} of shape {shape} has {name}={size}, but {name}={bound} in the "
+                                "other operands", loc=loc, operand=describe(value),
+                                rule=f"{param.name} has the form [{', '.join(words)}]: equal names are equal sizes")
+
+
+def _check_value(decl: Instruction, param: Param, value: Any, loc: Loc | None) -> None:
+    spec = param.spec
+    if isinstance(spec, Op):
+        if value is None:
+            if not spec.optional:
+                raise NkiTypeError(f"{decl.name}: {param.name} is missing", loc=loc)
+        elif value not in spec.names:
+            raise NkiTypeError(f"{decl.name}: {param.name} is {value}", loc=loc,
+                               rule=f"{param.name} is one of {', '.join(sorted(spec.names))}")
+    elif isinstance(spec, Attr):
+        if value is None and (spec.optional or param.default is None):
+            return
+        if spec.choices and value not in spec.choices:
+            raise NkiValueError(f"{decl.name}: {param.name} is {value!r}", loc=loc,
+                                rule=f"{param.name} is one of {', '.join(map(repr, spec.choices))}")
+        if not isinstance(value, spec.types):
+            raise NkiTypeError(f"{decl.name}: {param.name} is {type(value).__name__} {value!r}", loc=loc,
+                               rule=f"{param.name} is {' or '.join(t.__name__ for t in spec.types)}")
+
+
+def check_operands(decl: Instruction, operands: tuple[Any, ...], target: Target, engine: str = "",
+                   loc: Loc | None = None) -> dict[str, int]:
+    """Check the operands of a call against its declaration; returns the bound dimensions."""
+    dims: dict[str, int] = {}
+    for param, value in zip(decl.params, operands, strict=True):
+        spec = param.spec
+        if isinstance(spec, Tile):
+            _check_tile(decl, param, spec, value, dims, loc)
+        elif isinstance(spec, (Op, Attr)):
+            _check_value(decl, param, value, loc)
+    for limit in decl.limits:
+        size = dims.get(limit.dim)
+        most = getattr(target, limit.at_most)
+        if size is not None and size > most:
+            raise make(limit.code, f"{decl.name}: {limit.dim} is {size}, at most {most} ({limit.at_most}): {limit.why}", loc=loc,
+                       operand="; ".join(describe(v) for v in operands if isinstance(v, Access)))
+    if target.generation < decl.min_generation:
+        raise NkiValueError(f"{decl.name} does not exist on {target.name}", loc=loc,
+                            rule=f"it needs NeuronCore generation {decl.min_generation} or later",
+                            fix="set platform_target or NEURON_PLATFORM_TARGET_OVERRIDE to a later chip")
+    if engine and engine not in decl.engines:
+        raise NkiValueError(f"{decl.name} does not run on the {engine} engine", loc=loc,
+                            rule=f"it runs on {', '.join(decl.engines)}")
+    if decl.check is not None:
+        decl.check(call_view(decl, operands, engine), target)
+    return dims
+
+
+def check_result(decl: Instruction, spec: Result, access: Access, target: Target, loc: Loc | None = None) -> None:
+    """Check a result tile: memory and partitions."""
+    if access.space not in spec.spaces and not (access.space == "hbm" and decl.family in ("dma", "copy")):
+        raise make("err_unsupported_memory", f"{decl.name} writes to {MEMORY_NAMES[access.space]}, expected "
+                   f"{' or '.join(MEMORY_NAMES[s] for s in spec.spaces)}", loc=loc, operand=describe(access))
+    if access.alloc.on_chip and access.shape and access.shape[0] > target.partitions:
+        raise make("err_num_partition_exceed_arch_limit", f"{decl.name}: the result has {access.shape[0]} partitions", loc=loc,
+                   operand=describe(access))
+
+
+def check_instr(instr: Instr, target: Target, loc: Loc | None = None) -> dict[str, int]:
+    """Check an instruction; returns the bound dimensions (for cost)."""
+    decl = ISA[instr.op]
+    dims = check_operands(decl, instr.operands, target, instr.engine, loc)
+    for spec, access in zip(decl.results, instr.results, strict=False):
+        check_result(decl, spec, access, target, loc)
+    return dims
+
+
+def accesses(instr: Instr) -> Iterator[tuple[Access, bool, bool]]:
+    """(access, read, written) of each tile of an instruction, index tiles included."""
+    decl = ISA[instr.op]
+    for param, value in zip(decl.params, instr.operands, strict=True):
+        if isinstance(value, Access):
+            spec = param.spec
+            hidden = isinstance(spec, Register)
+            yield value, hidden or spec.reads, hidden or spec.writes
+            yield from ((d, True, False) for d in value.dynamic())
+    for access in instr.results:
+        yield access, False, True
+        yield from ((d, True, False) for d in access.dynamic())
+
+
+def verify(kernel: Kernel, target: Target) -> None:
+    """Check every instruction, and that every tensor is used inside the scope that it is made in."""
+    known = {a for a in (*kernel.params, *kernel.constant_allocs)}
+    _walk(kernel.body, set(known), kernel, target)
+
+
+def _walk(body: list[Stmt], scope: set[Alloc], kernel: Kernel, target: Target) -> None:
+    for stmt in body:
+        if isinstance(stmt, Alloc):
+            scope.add(stmt)
+        elif isinstance(stmt, Instr):
+            loc = kernel.loc(stmt.loc)
+            check_instr(stmt, target, loc)
+            for access, _, _ in accesses(stmt):
+                if access.alloc not in scope and access.alloc.kind != "register":
+                    raise make("err_local_variable_used_out_of_scope", f"{stmt.op} uses {describe(access)}", loc=loc)
+        elif isinstance(stmt, (For, DoWhile)):
+            _walk(stmt.body, set(scope), kernel, target)
+        elif isinstance(stmt, If):
+            _walk(stmt.then, scope, kernel, target)
+            _walk(stmt.orelse, scope, kernel, target)
+        else:
+            raise NkiError(f"{type(stmt).__name__} is no statement")
+
+
+_ = (IndexTile, PredTile)

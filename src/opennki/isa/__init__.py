@@ -1,0 +1,1 @@
+"""Instruction set of the NeuronCore: data types, scalar functions, reduction order, targets, instructions."""

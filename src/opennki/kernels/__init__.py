@@ -1,0 +1,1 @@
+"""Kernel objects: dispatch, argument binding, the NumPy family."""

@@ -1,0 +1,1 @@
+"""What the dialects share: tensors, indices, loops, operations."""

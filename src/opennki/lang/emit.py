@@ -1,0 +1,381 @@
+"""Emission: how a Python call of an instruction becomes a node of the IR.
+
+One function for every instruction: arguments are bound to the declaration, tensors become accesses, the declaration is checked (the
+error points at the user's line), result tiles are made, and the statement is appended to the current builder.
+"""
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+
+from opennki.errors import NkiTypeError, NkiValueError, make
+from opennki.ir import affine as aff
+from opennki.ir.affine import Pred
+from opennki.ir.build import Builder, Forwarded, current
+from opennki.ir.nodes import Access, IndexTile, Instr, PredTile
+from opennki.ir.verify import call_view, check_operands, check_result, describe
+from opennki.isa import dtypes, scalar
+from opennki.isa.declare import ISA, Affine, Attr, Index, Instruction, Op, Plumbing, Predicate, Register, Result, Tile
+from opennki.lang import view
+from opennki.lang.index import Condition, Grid, Mask
+from opennki.lang.index import Index as IndexExpr
+from opennki.lang.tensor import Tensor, align
+
+ENGINE_NAMES = {0: "", 1: "tensor", 2: "scalar", 3: "gpsimd", 5: "vector", 6: "sync"}
+
+
+class Pending:
+    """What is known of a call before its statement is appended."""
+
+    __slots__ = ("bounds", "dtype", "engine", "extra", "mask", "mask_shape", "operands", "tensors")
+
+    def __init__(self, size: int) -> None:
+        self.operands: list[Any] = [None] * size
+        self.tensors: list[Tensor] = []
+        self.mask: Any = None
+        self.dtype: str | None = None
+        self.engine = ""
+
+
+def bind(decl: Instruction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by parameter name; unknown names of plumbing-free extras are errors."""
+    given: dict[str, Any] = {}
+    positional = [p for p in decl.params if not p.keyword_only]
+    if len(args) > len(positional):
+        raise NkiTypeError(f"{decl.name} takes {len(positional)} positional arguments, {len(args)} were given",
+                           rule=f"the signature is {decl.name}{decl.signature}")
+    for p, value in zip(positional, args, strict=False):
+        given[p.name] = value
+    index = decl.index
+    for name, value in kwargs.items():
+        if name not in index:
+            if any(p.kind is p.VAR_KEYWORD for p in decl.signature.parameters.values()) and name in _IGNORED:
+                continue
+            raise NkiTypeError(f"{decl.name} has no argument {name!r}", rule=f"the signature is {decl.name}{decl.signature}")
+        if name in given:
+            raise NkiTypeError(f"{decl.name} got {name!r} twice", rule=f"the signature is {decl.name}{decl.signature}")
+        given[name] = value
+    return given
+
+
+# keywords that vendor kernels pass through **kwargs and that change nothing in what is computed
+_IGNORED = frozenset({"name", "lazy_initialization", "no_reorder", "loc", "dge_mode", "perf_mode", "lowering", "nki_name", "buffer"})
+
+
+def tile_access(value: Tensor, what: str, builder: Builder) -> Access:
+    """The access of a tensor operand: scope, block dimensions and forwarded temporaries are dealt with."""
+    access = value.access
+    alloc = access.alloc
+    if alloc.id in builder.forwarded:
+        builder.keep(alloc)
+    if not builder.open_allocs(alloc):
+        raise make("err_local_variable_used_out_of_scope", f"{what} uses {value.describe()}, made at {alloc.loc}")
+    if value.block:
+        raise make("err_failed_to_infer_tile_from_local_tensor",
+                   f"{what} is {value.describe()}, whose dimension {value.block} is the partition dimension")
+    if value.on_chip and len(access.shape) < 2:
+        access = view.reshape(access, access.shape + (1,) * (2 - len(access.shape)))
+    return access
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, enum.IntEnum):
+        return int(value)
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        return value.item()
+    if isinstance(value, list):
+        return tuple(_constant(v) for v in value)
+    if isinstance(value, tuple):
+        return tuple(_constant(v) for v in value)
+    if isinstance(value, IndexExpr):
+        return value.__index__()
+    return value
+
+
+def _affine(value: Any, what: str) -> Any:
+    if isinstance(value, IndexExpr):
+        if value.shape:
+            raise NkiTypeError(f"{what} is an nl.arange expression", rule=f"{what} is an integer or a loop index expression")
+        return value.base if value.base.terms else value.base.const
+    if isinstance(value, (tuple, list)):
+        return tuple(_affine(v, what) for v in value)
+    return _constant(value)
+
+
+def mask_preds(mask: Any) -> tuple[tuple[Pred, ...], int] | None:
+    """(predicates, rank) of a mask argument; None for no mask; an always-false mask has one false predicate."""
+    if mask is None or mask is True:
+        return None
+    if isinstance(mask, Mask):
+        return mask.preds, len(mask.shape)
+    if isinstance(mask, Condition):
+        preds = mask.as_preds()
+        if preds is not None:
+            return preds, 0
+        mask = bool(mask)
+    if isinstance(mask, (bool, np.bool_)):
+        return None if mask else ((Pred(aff.constant(-1)),), 0)
+    raise make("err_unsupported_expression_in_mask", f"mask is {mask.describe() if isinstance(mask, Tensor) else repr(mask)}")
+
+
+def dtype_name(value: Any) -> str:
+    """Canonical name of a dtype argument."""
+    try:
+        return dtypes.canonical(value)
+    except TypeError as exc:
+        raise NkiTypeError(str(exc)) from None
+
+
+def engine_name(value: Any, decl: Instruction) -> str:
+    """Engine that a user asks for ('' for unknown)."""
+    if value is None:
+        return ""
+    if isinstance(value, int):
+        return ENGINE_NAMES.get(int(value), "")
+    name = getattr(value, "name", str(value))
+    if name in ("unknown", ""):
+        return ""
+    if name not in ("tensor", "vector", "scalar", "gpsimd", "sync", "dma"):
+        raise NkiTypeError(f"{decl.name}: engine is {value!r}", rule="an engine is a member of nisa.engine")
+    return name
+
+
+def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], into: Tensor | None = None, temporary: bool = True) -> Any:
+    """Append one instruction. Returns its result tensor (a tuple of several, None of none). `into` is a tensor that receives the result
+    instead of a new tile.
+    """
+    builder = current()
+    decl = ISA[name]
+    given = bind(decl, args, kwargs)
+    loc = builder.here()
+    operands: list[Any] = [None] * len(decl.params)
+    bounds: list[tuple[Tensor, str]] = []
+    mask: Any = None
+    dtype: str | None = None
+    engine = ""
+    partitions = 1
+    for i, p in enumerate(decl.params):
+        spec = p.spec
+        if isinstance(spec, Register):
+            continue
+        if p.name in given:
+            value = given[p.name]
+        elif p.required:
+            raise NkiTypeError(f"{name} needs {p.name!r}", rule=f"the signature is {name}{decl.signature}")
+        else:
+            value = p.default
+        if isinstance(spec, Tile):
+            if isinstance(value, Tensor):
+                operands[i] = access = tile_access(value, f"{name}: {p.name}", builder)
+                partitions = max(partitions, access.shape[0] if access.shape else 1)
+                if value.bounds:
+                    bounds.append((value, p.name))
+                if spec.writes:
+                    _record_write(builder, value, loc)
+            elif isinstance(value, IndexExpr) and spec.scalar:
+                operands[i] = _affine(value, p.name)
+            elif value is None or isinstance(value, (int, float)):
+                operands[i] = value
+            elif spec.scalar and _constant(value) is not value:
+                operands[i] = _constant(value)
+            elif isinstance(value, np.ndarray):
+                raise NkiTypeError(f"{name}: {p.name} is a NumPy array", rule="an operand is a tile",
+                                   fix="pass the array as an argument of the kernel, or embed it with nl.shared_constant, and nl.load it")
+            else:
+                operands[i] = value  # the verifier says what is wrong with it
+        elif isinstance(spec, Op):
+            operands[i] = _operator(decl, p.name, spec, value)
+        elif isinstance(spec, Attr):
+            operands[i] = _constant(value)
+        elif isinstance(spec, Affine):
+            operands[i] = _affine(value, p.name)
+        elif isinstance(spec, Index):
+            operands[i] = _index_tile(name, p.name, value)
+        elif isinstance(spec, Predicate):
+            operands[i] = _pred_tile(name, p.name, value)
+        elif isinstance(spec, Plumbing):
+            if spec.kind == "mask":
+                mask = mask_preds(value)
+            elif spec.kind == "dtype":
+                dtype = None if value is None else dtype_name(value)
+            elif spec.kind == "engine":
+                engine = engine_name(value, decl)
+    for i, p in enumerate(decl.params):
+        if isinstance(p.spec, Register):
+            operands[i] = builder.register(p.spec.engine, partitions if p.spec.engine != "rng" else 1)
+    frozen = tuple(operands)
+    where = builder.loc(loc)
+    check_operands(decl, frozen, builder.target, engine, where)
+    call_info = call_view(decl, frozen, engine)
+    if not engine:
+        engine = decl.choose_engine(call_info, builder.target) if decl.choose_engine else decl.engines[0]
+        call_info.engine = engine
+    call_info.out_dtype = dtype
+    iteration = _iteration_shape(decl, call_info, frozen)
+    preds = _aligned_mask(mask, iteration)
+    for value, what in bounds:
+        if preds or builder.guarded:
+            continue
+        view.outside(value.bounds, f"{name}: {what} {value.describe()}", where)
+    results = _results(decl, call_info, builder, dtype, into, loc, where)
+    instr = Instr(name, tuple(r.access for r in results), frozen, preds, engine, loc,
+                  builder.call_number(loc) if decl.random else 0)
+    builder.instr(instr)
+    if preds:
+        for r in results:
+            if into is None:
+                r.mask = _result_mask(decl, preds, r.shape)
+    if not results:
+        return None
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _operator(decl: Instruction, what: str, spec: Op, value: Any) -> str | None:
+    if value is None:
+        return None
+    try:
+        resolved = scalar.resolve(value)
+    except TypeError as exc:
+        raise NkiTypeError(f"{decl.name}: {what}: {exc}") from None
+    return resolved
+
+
+def _index_tile(name: str, what: str, value: Any) -> IndexTile:
+    if isinstance(value, Grid) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, IndexExpr):
+        raise NkiTypeError(f"{name}: {what} is {type(value).__name__}", rule=f"{what} is an expression of nl.arange and loop indices")
+    if len(value.shape) == 1:
+        raise make("err_1d_arange_not_supported", f"{name}: {what} has one dimension")
+    shape = value.shape or (1, 1)
+    return IndexTile(value.base, value.strides or (0,) * len(shape), shape)
+
+
+def _pred_tile(name: str, what: str, value: Any) -> PredTile:
+    if isinstance(value, Condition):
+        preds = value.as_preds()
+        value = Mask(preds, ()) if preds is not None else bool(value)
+    if isinstance(value, (bool, np.bool_)):
+        value = Mask((Pred(aff.constant(0 if value else -1)),), ())
+    if not isinstance(value, Mask):
+        raise NkiTypeError(f"{name}: {what} is {type(value).__name__}", rule=f"{what} is a comparison of index expressions")
+    return PredTile(value.preds, value.shape)
+
+
+def _iteration_shape(decl: Instruction, info: Any, operands: tuple[Any, ...]) -> tuple[int, ...]:
+    if decl.mask_on:
+        value = getattr(info, decl.mask_on)
+        return value.shape if value is not None else ()
+    for r in decl.results:
+        if getattr(info, "dst", None) is None:
+            return _shape_of(r, info)
+    for p, value in zip(decl.params, operands, strict=True):
+        if isinstance(p.spec, Tile) and p.spec.writes and isinstance(value, Access):
+            return value.shape
+    return next((v.shape for v in operands if isinstance(v, Access)), ())
+
+
+def _shape_of(spec: Result, info: Any) -> tuple[int, ...]:
+    shape = getattr(info, spec.shape).shape if isinstance(spec.shape, str) else spec.shape(info)
+    return tuple(shape)
+
+
+def _aligned_mask(mask: tuple[tuple[Pred, ...], int] | None, iteration: tuple[int, ...]) -> tuple[Pred, ...]:
+    if mask is None:
+        return ()
+    preds, rank = mask
+    return tuple(align(p, rank, len(iteration)) for p in preds)
+
+
+def _result_mask(decl: Instruction, preds: tuple[Pred, ...], shape: tuple[int, ...]) -> tuple[Pred, ...]:
+    """Predicates under which the elements of a result are defined."""
+    order = decl.mask_dims.get("result")
+    out = []
+    for p in preds:
+        if order is None and not decl.mask_on:
+            out.append(p)
+            continue
+        order_ = order if order is not None else (0, *(None for _ in shape[1:]))
+        kept = {i for i in order_ if i is not None}
+        if any(s for i, s in enumerate(p.strides) if s and i not in kept):
+            continue
+        strides = tuple(p.strides[i] if i is not None and i < len(p.strides) else 0 for i in order_)
+        out.append(Pred(p.expr, (strides + (0,) * len(shape))[:len(shape)]))
+    return tuple(out)
+
+
+def _results(decl: Instruction, info: Any, builder: Builder, dtype: str | None, into: Tensor | None, loc: int,
+             where: Any) -> list[Tensor]:
+    if getattr(info, "dst", None) is not None and decl.index.get("dst") is not None:
+        return []
+    made: list[Tensor] = []
+    for number, spec in enumerate(decl.results):
+        shape = _shape_of(spec, info)
+        if into is not None and number == 0:
+            if into.shape != shape:
+                raise NkiValueError(f"{decl.name}: the result has shape {shape}, the destination {into.shape}", loc=where)
+            access = tile_access(into, f"{decl.name}: destination", builder)
+            check_result(decl, spec, access, builder.target, where)
+            _record_write(builder, into, loc)
+            made.append(into)
+            continue
+        kind = dtype if dtype is not None and number == 0 else _dtype_of(spec, info)
+        alloc = builder.alloc(shape, kind, spec.space, loc=loc, temporary=True)
+        tensor = Tensor.of(alloc)
+        check_result(decl, spec, tensor.access, builder.target, where)
+        made.append(tensor)
+    return made
+
+
+def _dtype_of(spec: Result, info: Any) -> str:
+    return getattr(info, spec.dtype).dtype if isinstance(spec.dtype, str) and hasattr(info, spec.dtype) else (
+        spec.dtype if isinstance(spec.dtype, str) else spec.dtype(info))
+
+
+def _record_write(builder: Builder, value: Tensor, loc: int) -> None:
+    alloc = value.access.alloc
+    if alloc.kind == "constant":
+        raise make("err_cannot_update_immutable_parameter", f"a write to the constant {value.describe()}",
+                   fix="copy it to a tensor of your own")
+    builder.writes.setdefault(alloc.id, loc)
+
+
+def redirect(source: Tensor, into: Tensor) -> bool:
+    """Let the instruction that has just made the temporary `source` write to `into` instead; True if that is the same thing.
+
+    The temporary stays available: if it is used later, it is made again and copied.
+    """
+    builder = current()
+    if not builder.forwarding:
+        return False
+    instr = builder.last_instr()
+    access, target = source.access, into.access
+    if instr is None or len(instr.results) != 1 or instr.results[0] is not access and not (
+            instr.results[0].alloc is access.alloc and access.is_whole):
+        return False
+    made = instr.results[0]
+    decl = ISA[instr.op]
+    spec = decl.results[0]
+    same_dtype = made.dtype == target.dtype or (made.dtype == "float32" and not decl.raw(call_view(decl, instr.operands, instr.engine)))
+    if (made.alloc.kind != "local" or not made.is_whole or made.alloc.name or made.shape != target.shape or not same_dtype
+            or target.space not in spec.spaces or target.mask or made.alloc.id in builder.forwarded
+            or (instr.engine == "gpsimd" and target.space == "psum") or into.block):
+        return False
+    copied = Instr("tensor_copy", (target,), _copy_operands(made), instr.mask if not decl.mask_on else source.mask, "vector", instr.loc)
+    nodes, index = builder.replace_last(Instr(instr.op, (target,), instr.operands, instr.mask, instr.engine, instr.loc, instr.call))
+    builder.forwarded[made.alloc.id] = Forwarded(nodes, index, lambda: [instr, copied])
+    return True
+
+
+def _copy_operands(source: Access) -> tuple[Any, ...]:
+    decl = ISA["tensor_copy"]
+    operands: list[Any] = [None] * len(decl.params)
+    operands[decl.index["src"]] = source
+    return tuple(operands)
+
+
+__all__ = ["bind", "call", "describe", "dtype_name", "engine_name", "mask_preds", "redirect", "tile_access"]

@@ -1,0 +1,1 @@
+"""Tracing a kernel function into IR."""
