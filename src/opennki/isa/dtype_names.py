@@ -112,12 +112,11 @@ def canonical(x: object) -> str:
     try:
         name = _CANONICAL.get(x)
     except TypeError:  # unhashable
-        raise _unknown(x) from None
-    if name is not None:
-        return name
-    name = _slow_canonical(x)
-    if len(_CANONICAL) < _CACHE_LIMIT:
-        _CANONICAL[x] = name
+        return _slow_canonical(x)
+    if name is None:
+        name = _slow_canonical(x)
+        if len(_CANONICAL) < _CACHE_LIMIT:
+            _CANONICAL[x] = name
     return name
 
 

@@ -234,13 +234,13 @@ def scan_free(
     between = np.empty(p, np.float32)
     if not (reverse0 or reverse1):
         for a, b, out in zip(rows0, rows1, result):
-            f0(a, state, between)
-            f1(between, b, out)
+            f0(a, state, out=between)
+            f1(between, b, out=out)
             state = out
     else:
         for a, b, out in zip(rows0, rows1, result):
-            f0(*((state, a) if reverse0 else (a, state)), between)
-            f1(*((b, between) if reverse1 else (between, b)), out)
+            f0(*((state, a) if reverse0 else (a, state)), out=between)
+            f1(*((b, between) if reverse1 else (between, b)), out=out)
             state = out
     return np.ascontiguousarray(result.T).reshape(data0.shape)
 
