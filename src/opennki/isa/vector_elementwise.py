@@ -428,6 +428,7 @@ def _shuffle_source(pattern: tuple[Any, ...], wanted: int, given: int) -> Array:
 
 @instruction(
     engine="vector", family="shuffle", source="api_legacy: isa.nc_stream_shuffle", raw=True, mask_on="dst",
+    mask_dims={"src": (None, 1, 2, 3, 4)},  # partitions of src are named by shuffle_mask
     limits=(PARTITIONS,), check=_shuffle_check, cost=cost.streaming)
 def nc_stream_shuffle(src: T[Array, In("*")], dst: T[Array, InOut("P F*")],
                       shuffle_mask: T[Any, Affine(many=True)],

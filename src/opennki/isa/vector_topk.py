@@ -142,7 +142,8 @@ def _match_replace8_check(c: Any, target: Any) -> None:
 @instruction(
     engine="vector", family="topk",
     source="api_legacy: isa.nc_match_replace8; order of repeated values: bug report BR007, NKI "
-    "documentation of 2.32", mask_on="data", mask_dims={"vals": (0, None), "dst_idx": (0, None)},
+    "documentation of 2.32", mask_on="data", mask_dims={"vals": (0, None), "dst_idx": (0, None),
+                                                        "result": (0, 1, 2, 3, 4)},
     results=(Result("data", "data"),), limits=(PARTITIONS, _FEW), check=_match_replace8_check,
     cost=cost.streaming)
 def nc_match_replace8(*, data: T[Array, In("P F*")], vals: T[Array, In("P V")],
@@ -159,7 +160,8 @@ def nc_match_replace8(*, data: T[Array, In("P F*")], vals: T[Array, In("P V")],
     device does, and each takes its first match that is still there: of a value that vals holds k times, the
     first k matches are replaced, and the first place goes to the last of its columns in dst_idx. An element
     that was replaced matches no more, even if imm is in vals. A value that is not there (or NaN) replaces
-    nothing and gets all ones in dst_idx (undefined by the vendor). What a mask excludes is copied.
+    nothing and gets all ones in dst_idx (undefined by the vendor). What a mask excludes
+    matches nothing.
     """
     x, wanted, free = rows(data, data.shape[0]), rows(vals, data.shape[0]), _free(mask, data)
     out = np.array(x, np.float32)
