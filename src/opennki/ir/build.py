@@ -158,8 +158,7 @@ class Builder:
         alloc = self._registers.get(engine)
         if alloc is None:
             self.allocs += 1
-            dtype = "uint32" if engine == "rng" else "float32"
-            alloc = Alloc(self.allocs, f"{engine}_acc", (self.target.partitions, 1), dtype, "register", "register")
+            alloc = Alloc(self.allocs, f"{engine}_acc", (self.target.partitions, 1), "float32", "register", "register")
             self._registers[engine] = alloc
         return Access(alloc, alloc.dtype, (Dim(Affine(), (1, 0)), Dim(Affine(), (0, 1))), (partitions, 1))
 

@@ -6,6 +6,7 @@ instance one that was parsed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,10 +24,11 @@ def describe(access: Access) -> str:
     return f"{name} {access.shape} {access.dtype} in {MEMORY_NAMES[access.space]}"
 
 
-def call_view(decl: Instruction, operands: tuple[Any, ...], engine: str = "") -> SimpleNamespace:
-    """The call as `check`, `raw`, `Result` and `choose_engine` functions see it."""
+def call_view(decl: Instruction, operands: tuple[Any, ...], engine: str = "", dtype: str | None = None) -> SimpleNamespace:
+    """The call as `check`, `raw`, `Result` and `choose_engine` functions see it; `dtype` is that of the result, if it is known."""
     view = SimpleNamespace(**{p.name: v for p, v in zip(decl.params, operands, strict=True)})
     view.engine = engine
+    view.dtype = dtype
     return view
 
 
@@ -93,13 +95,13 @@ def _check_value(decl: Instruction, param: Param, value: Any, loc: Loc | None) -
         if spec.choices and value not in spec.choices:
             raise NkiValueError(f"{decl.name}: {param.name} is {value!r}", loc=loc,
                                 rule=f"{param.name} is one of {', '.join(map(repr, spec.choices))}")
-        if not isinstance(value, spec.types):
+        if not isinstance(value, spec.types) and not (isinstance(value, int) and any(issubclass(t, IntEnum) for t in spec.types)):
             raise NkiTypeError(f"{decl.name}: {param.name} is {type(value).__name__} {value!r}", loc=loc,
                                rule=f"{param.name} is {' or '.join(t.__name__ for t in spec.types)}")
 
 
-def check_operands(decl: Instruction, operands: tuple[Any, ...], target: Target, engine: str = "",
-                   loc: Loc | None = None) -> dict[str, int]:
+def check_operands(decl: Instruction, operands: tuple[Any, ...], target: Target, engine: str = "", loc: Loc | None = None,
+                   dtype: str | None = None) -> dict[str, int]:
     """Check the operands of a call against its declaration; returns the bound dimensions."""
     dims: dict[str, int] = {}
     for param, value in zip(decl.params, operands, strict=True):
@@ -122,7 +124,7 @@ def check_operands(decl: Instruction, operands: tuple[Any, ...], target: Target,
         raise NkiValueError(f"{decl.name} does not run on the {engine} engine", loc=loc,
                             rule=f"it runs on {', '.join(decl.engines)}")
     if decl.check is not None:
-        decl.check(call_view(decl, operands, engine), target)
+        decl.check(call_view(decl, operands, engine, dtype), target)
     return dims
 
 
@@ -139,10 +141,18 @@ def check_result(decl: Instruction, spec: Result, access: Access, target: Target
 def check_instr(instr: Instr, target: Target, loc: Loc | None = None) -> dict[str, int]:
     """Check an instruction; returns the bound dimensions (for cost)."""
     decl = ISA[instr.op]
-    dims = check_operands(decl, instr.operands, target, instr.engine, loc)
+    dims = check_operands(decl, instr.operands, target, instr.engine, loc, instr.results[0].dtype if instr.results else None)
     for spec, access in zip(decl.results, instr.results, strict=False):
         check_result(decl, spec, access, target, loc)
     return dims
+
+
+def reads_of(decl: Instruction, param: Param, operands: tuple[Any, ...]) -> bool:
+    """True when a call reads the tile of a parameter."""
+    spec = param.spec
+    if isinstance(spec, Register):
+        return True
+    return bool(spec.reads and (not spec.when or operands[decl.index[spec.when]] not in (None, False)))
 
 
 def accesses(instr: Instr) -> Iterator[tuple[Access, bool, bool]]:
@@ -150,9 +160,7 @@ def accesses(instr: Instr) -> Iterator[tuple[Access, bool, bool]]:
     decl = ISA[instr.op]
     for param, value in zip(decl.params, instr.operands, strict=True):
         if isinstance(value, Access):
-            spec = param.spec
-            hidden = isinstance(spec, Register)
-            yield value, hidden or spec.reads, hidden or spec.writes
+            yield value, reads_of(decl, param, instr.operands), isinstance(param.spec, Register) or param.spec.writes
             yield from ((d, True, False) for d in value.dynamic())
     for access in instr.results:
         yield access, False, True

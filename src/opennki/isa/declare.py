@@ -44,7 +44,8 @@ ANYWHERE = ("sbuf", "psum", "hbm")
 @dataclass(frozen=True, slots=True)
 class Tile:
     """What a tile operand must be. `spaces` are memories (hbm stands for every kind of HBM); `scalar`: a number will do;
-    `optional`: None will do; `indirect`: runtime indices are allowed; `operand_mask`: `t[mask]` is allowed.
+    `optional`: None will do; `indirect`: runtime indices are allowed; `operand_mask`: `t[mask]` is allowed; `when`: an InOut tile is
+    read only when this parameter is given and not False.
     """
 
     role: str
@@ -55,6 +56,7 @@ class Tile:
     optional: bool = False
     indirect: bool = False
     operand_mask: bool = False
+    when: str = ""
 
     @property
     def reads(self) -> bool:
@@ -67,22 +69,22 @@ class Tile:
         return self.role in ("out", "inout")
 
 
-def _tile(role: str, dims: str, spaces: tuple[str, ...], dtypes: Any, options: dict[str, bool]) -> Tile:
+def _tile(role: str, dims: str, spaces: tuple[str, ...], dtypes: Any, options: dict[str, Any]) -> Tile:
     kinds = frozenset(dtypes.split()) if isinstance(dtypes, str) else frozenset(dtypes)
     return Tile(role, tuple(dims.split()), spaces, kinds, **options)
 
 
-def In(dims: str, spaces: tuple[str, ...] = ON_CHIP, dtypes: Any = NUMERIC, **options: bool) -> Tile:  # noqa: N802
+def In(dims: str, spaces: tuple[str, ...] = ON_CHIP, dtypes: Any = NUMERIC, **options: Any) -> Tile:  # noqa: N802
     """A tile that the instruction reads."""
     return _tile("in", dims, spaces, dtypes, options)
 
 
-def Out(dims: str, spaces: tuple[str, ...] = ON_CHIP, dtypes: Any = NUMERIC, **options: bool) -> Tile:  # noqa: N802
+def Out(dims: str, spaces: tuple[str, ...] = ON_CHIP, dtypes: Any = NUMERIC, **options: Any) -> Tile:  # noqa: N802
     """A tile that the instruction overwrites."""
     return _tile("out", dims, spaces, dtypes, options)
 
 
-def InOut(dims: str, spaces: tuple[str, ...] = ON_CHIP, dtypes: Any = NUMERIC, **options: bool) -> Tile:  # noqa: N802
+def InOut(dims: str, spaces: tuple[str, ...] = ON_CHIP, dtypes: Any = NUMERIC, **options: Any) -> Tile:  # noqa: N802
     """A tile that the instruction reads and writes."""
     return _tile("inout", dims, spaces, dtypes, options)
 

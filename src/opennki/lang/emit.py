@@ -17,13 +17,13 @@ from opennki.ir.build import Builder, Forwarded, current
 from opennki.ir.nodes import Access, IndexTile, Instr, PredTile
 from opennki.ir.verify import call_view, check_operands, check_result, describe
 from opennki.isa import dtypes, scalar
+from opennki.isa.enums import ENGINE_NAMES, engine
 from opennki.isa.declare import ISA, Affine, Attr, Index, Instruction, Op, Plumbing, Predicate, Register, Result, Tile
 from opennki.lang import view
 from opennki.lang.index import Condition, Grid, Mask
 from opennki.lang.index import Index as IndexExpr
 from opennki.lang.tensor import Tensor, align
 
-ENGINE_NAMES = {0: "", 1: "tensor", 2: "scalar", 3: "gpsimd", 5: "vector", 6: "sync"}
 
 
 class Pending:
@@ -135,7 +135,7 @@ def engine_name(value: Any, decl: Instruction) -> str:
     if value is None:
         return ""
     if isinstance(value, int):
-        return ENGINE_NAMES.get(int(value), "")
+        return ENGINE_NAMES.get(engine(int(value)), "")
     name = getattr(value, "name", str(value))
     if name in ("unknown", ""):
         return ""
@@ -206,15 +206,14 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], into: Tensor 
                 engine = engine_name(value, decl)
     for i, p in enumerate(decl.params):
         if isinstance(p.spec, Register):
-            operands[i] = builder.register(p.spec.engine, partitions if p.spec.engine != "rng" else 1)
+            operands[i] = builder.register(p.spec.engine, builder.target.partitions if p.spec.engine == "rng" else partitions)
     frozen = tuple(operands)
     where = builder.loc(loc)
-    check_operands(decl, frozen, builder.target, engine, where)
-    call_info = call_view(decl, frozen, engine)
+    check_operands(decl, frozen, builder.target, engine, where, dtype)
+    call_info = call_view(decl, frozen, engine, dtype)
     if not engine:
         engine = decl.choose_engine(call_info, builder.target) if decl.choose_engine else decl.engines[0]
         call_info.engine = engine
-    call_info.out_dtype = dtype
     iteration = _iteration_shape(decl, call_info, frozen)
     preds = _aligned_mask(mask, iteration)
     for value, what in bounds:

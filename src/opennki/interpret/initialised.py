@@ -1,0 +1,130 @@
+"""Which tensors are proven to be written before they are read: they need no shadow state at run time.
+
+A tensor is proven when, in the statement list that it is allocated in, writes that are always executed cover every element before the first
+read: a whole write, both sides of a branch, or a loop nest whose tiles fill each dimension without gaps.
+"""
+from __future__ import annotations
+
+from opennki.ir.affine import Var
+from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, Instr, Kernel, Stmt, statements
+from opennki.ir.verify import accesses
+
+
+def unproven(kernel: Kernel) -> set[Alloc]:
+    """The local tensors that are read and not proven to be written before."""
+    proven: set[Alloc] = set()
+    _scan(kernel.body, proven)
+    return {a for a in read_anywhere(kernel.body) if a.kind == "local" and a not in proven}
+
+
+def read_anywhere(body: list[Stmt]) -> set[Alloc]:
+    """The tensors that an instruction or a loop condition reads."""
+    out: set[Alloc] = set()
+    for stmt in statements(body):
+        if isinstance(stmt, Instr):
+            out |= {a.alloc for a, r, _ in accesses(stmt) if r}
+        elif isinstance(stmt, DoWhile) and stmt.cond is not None:
+            out.add(stmt.cond.alloc)
+    return out
+
+
+def _scan(body: list[Stmt], proven: set[Alloc]) -> None:
+    """Find the tensors of this list that are proven; recurse into inner lists for theirs."""
+    wanted = {s for s in body if isinstance(s, Alloc)}
+    for stmt in body:
+        if wanted:
+            reads, now, later = _effects(stmt, (), wanted)
+            proven |= (now | later) - reads
+            wanted -= reads | now | later
+        if isinstance(stmt, (For, DoWhile)):
+            _scan(stmt.body, proven)
+        elif isinstance(stmt, If):
+            _scan(stmt.then, proven)
+            _scan(stmt.orelse, proven)
+
+
+Effects = tuple[set[Alloc], set[Alloc], set[Alloc]]
+
+
+def _effects(stmt: Stmt, loops: tuple[For, ...], wanted: set[Alloc]) -> Effects:
+    """(tensors read before what is read was written, tensors written completely, tensors complete when all loops have ended)."""
+    if isinstance(stmt, Instr):
+        return _sequence([stmt], loops, wanted)
+    if isinstance(stmt, If):
+        r1, n1, l1 = _sequence(stmt.then, loops, wanted)
+        r2, n2, l2 = _sequence(stmt.orelse, loops, wanted)
+        return r1 | r2, n1 & n2, (n1 | l1) & (n2 | l2)
+    if isinstance(stmt, For):
+        return _sequence(stmt.body, (*loops, stmt), wanted)
+    if isinstance(stmt, DoWhile):
+        reads, now, later = _sequence(stmt.body, loops, wanted)
+        if stmt.cond is not None and stmt.cond.alloc in wanted and stmt.cond.alloc not in now:
+            reads.add(stmt.cond.alloc)
+        return reads, now, later
+    return set(), set(), set()
+
+
+def _sequence(body: list[Stmt], loops: tuple[For, ...], wanted: set[Alloc]) -> Effects:
+    reads: set[Alloc] = set()
+    now: set[Alloc] = set()
+    later: set[Alloc] = set()
+    written: dict[Alloc, set[object]] = {}
+    for stmt in body:
+        if not isinstance(stmt, Instr):
+            r, n, l = _effects(stmt, loops, wanted)
+            reads |= r - now
+            now |= n
+            later |= l
+            continue
+        for access, is_read, is_written in accesses(stmt):
+            alloc = access.alloc
+            if alloc not in wanted or alloc in now:
+                continue
+            if is_read:
+                # in a loop, a read of just the part that this iteration has written is fine
+                if _key(access) not in written.get(alloc, ()):
+                    reads.add(alloc)
+            elif is_written and not stmt.mask:
+                written.setdefault(alloc, set()).add(_key(access))
+                if access.is_whole:
+                    now.add(alloc)
+                elif covers_all(access, loops):
+                    later.add(alloc)
+    return reads, now, later
+
+
+def _key(access: Access) -> tuple[object, ...]:
+    return (access.view, access.dtype, access.shape, *((d.base.key(), d.strides, d.dyn is None) for d in access.dims))
+
+
+def covers_all(access: Access, loops: tuple[For, ...]) -> bool:
+    """True when the tiles of an access over loops fill the tensor: each dimension without gaps from 0 to its end."""
+    if access.mask or any(d.dyn is not None for d in access.dims):
+        return False
+    if access.is_whole:
+        return True
+    trips = {loop.var: loop.trips for loop in loops}
+    used: set[object] = set()
+    for dim, size in zip(access.dims, access.view_shape, strict=True):
+        if dim.base.const != 0:
+            return False
+        parts: list[tuple[int, int]] = []
+        for atom, coefficient in dim.base.terms:
+            if not isinstance(atom, Var) or atom not in trips or atom in used:
+                return False
+            used.add(atom)
+            parts.append((coefficient, trips[atom]))
+        for j, (s, n) in enumerate(zip(dim.strides, access.shape, strict=True)):
+            if s and n > 1:
+                if j in used:
+                    return False
+                used.add(j)
+                parts.append((s, n))
+        reach = 1
+        for stride, count in sorted(parts):
+            if stride != reach:
+                return False
+            reach *= count
+        if reach != size:
+            return False
+    return True

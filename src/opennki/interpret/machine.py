@@ -1,0 +1,288 @@
+"""The machine: a tape of steps with loops and branches as jumps, and program instances as resumable states.
+
+An `Instance` is one program of the grid: its position on the tape, the values of its loop indices, and its memory. A step that has to wait for
+other programs (`suspends` instructions) returns `Wait`; the scheduler runs the other programs and then completes it.
+"""
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from opennki.errors import NkiError, warn
+from opennki.interpret.initialised import unproven
+from opennki.interpret.steps import Plan, compile_step
+from opennki.interpret.views import Layout, View, compile_affine, value_of
+from opennki.ir.affine import Range, Var, narrowed
+from opennki.ir.nodes import Alloc, DoWhile, For, If, Instr, Kernel, Stmt
+from opennki.isa import dtypes
+from opennki.isa.declare import ISA
+
+FREE_ABOVE = 256 << 20  # bytes of local tensors above which their memory is given back after the last use
+
+
+class Wait:
+    """A program waits at a step for others: `contribution` is what it brings, `complete(values)` finishes the step."""
+
+    __slots__ = ("complete", "contribution", "instr", "loc")
+
+    def __init__(self, instr: Instr, loc: Any, contribution: Any, complete: Callable[[list[Any]], None]) -> None:
+        self.instr, self.loc, self.contribution, self.complete = instr, loc, contribution, complete
+
+
+class Instance:
+    """One program of the grid."""
+
+    __slots__ = ("buffers", "done", "env", "inside", "origins", "out", "pc", "program", "report", "seed", "shadows", "tape", "trace",
+                 "views")
+
+    def __init__(self, tape: Tape, program: tuple[int, ...], shared: dict[int, tuple[Any, Any]], seed: int,
+                 report: Callable[[str, NkiError], None], out: Any) -> None:
+        self.tape, self.program, self.seed, self.report, self.out = tape, program, seed, report, out
+        self.env = [0] * max(1, len(tape.layout.vars))
+        for var, value in zip(tape.kernel.grid, program, strict=True):
+            self.env[tape.layout.var(var)] = value
+        self.buffers: list[Any] = [None] * len(tape.layout.allocs)
+        self.shadows: list[Any] = [None] * len(tape.layout.allocs)
+        self.views: list[Any] = [None] * tape.layout.views
+        for slot, (data, state) in shared.items():
+            self.buffers[slot], self.shadows[slot] = data, state
+        for alloc, slot in tape.layout.allocs.items():
+            if self.buffers[slot] is None and (slot not in tape.layout.moving):
+                self.new_buffer(alloc, slot)
+        self.origins: dict[int, Any] = {}
+        self.inside: Any = None
+        self.pc = 0
+        self.done = False
+        self.trace: Any = None
+
+    def new_buffer(self, alloc: Alloc, slot: int) -> None:
+        """Memory of a tensor: registers start at zero, everything else with no value (NaN where there is one)."""
+        self.buffers[slot] = fresh(alloc)
+        self.shadows[slot] = np.zeros(alloc.size, np.uint8) if alloc in self.tape.tracked else None
+
+    def check_defined(self, view: View) -> None:
+        """Raise when an index tile has elements that were never written."""
+        if self.shadows[view.slot] is not None and (view.shadow(self) != 1).any():
+            from opennki.interpret import shadow
+            state = view.shadow(self)
+            error = shadow.read_error(view, state, view.loc) if (state == 0).any() else shadow.masked_error(view, None, view.loc)
+            self.report("read", error)
+
+    def print(self, plan: Plan, values: dict[str, Any], lo: tuple[int, ...], hi: tuple[int, ...]) -> None:
+        """device_print: the prefix and the values of a tile."""
+        view = plan.inputs[0].view
+        data = dtypes.to_float32(values["x"], view.access.dtype) if view.access.dtype.startswith(("bf", "float8")) else values["x"]
+        print(f"{values.get('prefix', '')} {np.array2string(np.asarray(data), threshold=sys.maxsize if data.size <= 4096 else 1000)}",
+              file=self.out or sys.stdout)
+
+    def run(self) -> Wait | None:
+        """Run until the end (None) or until a step waits for other programs."""
+        steps = self.tape.steps
+        pc, end = self.pc, len(steps)
+        while pc < end:
+            result = steps[pc](self)
+            if result is None:
+                pc += 1
+            elif result.__class__ is int:
+                pc = result
+            else:
+                self.pc = pc + 1
+                return result  # type: ignore[no-any-return]
+        self.pc = pc
+        self.done = True
+        return None
+
+
+def fresh(alloc: Alloc) -> np.ndarray:
+    """Memory without a value: NaN bytes for floats, 0xA5 for integers; zero for registers."""
+    count = max(1, alloc.size) * dtypes.itemsize(alloc.dtype)
+    if alloc.kind == "register":
+        return np.zeros(count, np.uint8)
+    out = np.empty(count, np.uint8)
+    if dtypes.is_float(alloc.dtype):
+        out.view(dtypes.storage(alloc.dtype))[...] = np.nan
+    else:
+        out.fill(0xA5 if alloc.dtype != "bool" else 1)
+    return out
+
+
+class Tape:
+    """The steps of a kernel, planned once and run by every program."""
+
+    def __init__(self, kernel: Kernel, track: bool = True, seed: int = 0) -> None:
+        self.kernel = kernel
+        self.layout = Layout()
+        self.steps: list[Any] = []
+        self.tracked: set[Alloc] = unproven(kernel) if track else set()
+        self.seed = seed
+        self.ranges: dict[Var, Range] = {v: (v.lo, v.hi) for v in kernel.grid}
+        for v in kernel.grid:
+            self.layout.var(v)
+        local = [s for s in _allocs(kernel.body)]
+        total = sum(a.size * dtypes.itemsize(a.dtype) for a in local if a.on_chip or a.space == "private_hbm")
+        self.frees = total > FREE_ABOVE
+        if self.frees:
+            self.layout.moving = {self.layout.alloc(a) for a in local if a.space != "shared_hbm"}
+        for a in (*kernel.params, *kernel.constant_allocs, *local):
+            self.layout.alloc(a)
+        self.loops: list[int] = [self.layout.var(v) for v in kernel.grid]
+        self._body(kernel.body, self.ranges)
+        self.outputs = [View(o, self.layout, {}, "output", o.alloc.loc) for o in kernel.outputs]
+
+    def _body(self, body: list[Stmt], ranges: dict[Var, Range]) -> None:
+        last = _last_uses(body, self) if self.frees else {}
+        for position, stmt in enumerate(body):
+            if isinstance(stmt, Alloc):
+                self._alloc(stmt)
+            elif isinstance(stmt, Instr):
+                self._instr(stmt, ranges)
+            elif isinstance(stmt, For):
+                self._for(stmt, ranges)
+            elif isinstance(stmt, If):
+                self._if(stmt, ranges)
+            else:
+                self._do_while(stmt, ranges)
+            for slot in last.get(position, ()):
+                self.steps.append(_free(slot))
+
+    def _alloc(self, alloc: Alloc) -> None:
+        slot = self.layout.alloc(alloc)
+        if slot in self.layout.moving:
+            self.steps.append(_make(alloc, slot))
+        elif alloc in self.tracked and alloc.space != "shared_hbm":
+            self.steps.append(_forget(slot))
+
+    def _instr(self, instr: Instr, ranges: dict[Var, Range]) -> None:
+        plan = Plan(instr, self.layout, ranges, self.kernel.loc(instr.loc), self.tracked, self.loops, self.seed)
+        if ISA[instr.op].suspends:
+            from opennki.interpret.programs import waiting_step
+            self.steps.append(waiting_step(plan))
+        else:
+            self.steps.append(compile_step(plan))
+
+    def _for(self, loop: For, ranges: dict[Var, Range]) -> None:
+        slot, trips = self.layout.var(loop.var), loop.trips
+
+        def begin(machine: Instance) -> None:
+            machine.env[slot] = 0
+        self.steps.append(begin)
+        start = len(self.steps)
+        self.loops.append(slot)
+        self._body(loop.body, {**ranges, loop.var: (0, trips - 1)})
+        self.loops.pop()
+
+        def end(machine: Instance) -> int | None:
+            value = machine.env[slot] + 1
+            if value < trips:
+                machine.env[slot] = value
+                return start
+            return None
+        self.steps.append(end)
+
+    def _if(self, branch: If, ranges: dict[Var, Range]) -> None:
+        expr = compile_affine(branch.pred.expr, self.layout)
+        place = len(self.steps)
+        self.steps.append(None)
+        self._body(branch.then, narrowed(ranges, branch.pred) or ranges)
+        if branch.orelse:
+            jump = len(self.steps)
+            self.steps.append(None)
+        orelse = len(self.steps)
+        if branch.orelse:
+            self._body(branch.orelse, narrowed(ranges, branch.pred.negated()) or ranges)
+            after = len(self.steps)
+            self.steps[jump] = lambda machine: after
+
+        def test(machine: Instance) -> int | None:
+            return None if value_of(expr, machine.env) >= 0 else orelse
+        self.steps[place] = test
+
+    def _do_while(self, loop: DoWhile, ranges: dict[Var, Range]) -> None:
+        counter = self.layout.var(Var(f"while{len(self.steps)}", 0, 1 << 31))
+
+        def begin(machine: Instance) -> None:
+            machine.env[counter] = 0
+        self.steps.append(begin)
+        start = len(self.steps)
+        self.loops.append(counter)
+        self._body(loop.body, ranges)
+        self.loops.pop()
+        assert loop.cond is not None
+        cond = View(loop.cond, self.layout, ranges, "while condition", self.kernel.loc(loop.loc))
+
+        def test(machine: Instance) -> int | None:
+            machine.check_defined(cond)
+            machine.env[counter] += 1
+            return start if cond.get(machine).any() else None
+        self.steps.append(test)
+
+
+def _allocs(body: list[Stmt]) -> list[Alloc]:
+    from opennki.ir.nodes import statements
+    seen: dict[Alloc, None] = {}
+    for stmt in statements(body):
+        if isinstance(stmt, Alloc):
+            seen[stmt] = None
+    return list(seen)
+
+
+def _last_uses(body: list[Stmt], tape: Tape) -> dict[int, list[int]]:
+    """For each statement, the slots of this body's tensors that no later statement uses."""
+    from opennki.ir.nodes import statements
+    from opennki.ir.verify import accesses
+    own = {s for s in body if isinstance(s, Alloc) and tape.layout.alloc(s) in tape.layout.moving}
+    kept = {o.alloc for o in tape.kernel.outputs}
+    last: dict[Alloc, int] = {}
+    for position, stmt in enumerate(body):
+        if isinstance(stmt, Alloc):
+            last.setdefault(stmt, position) if stmt in own else None
+            continue
+        for inner in statements([stmt]):
+            if isinstance(inner, Instr):
+                for access, _, _ in accesses(inner):
+                    if access.alloc in own:
+                        last[access.alloc] = position
+            elif isinstance(inner, DoWhile) and inner.cond is not None and inner.cond.alloc in own:
+                last[inner.cond.alloc] = position
+    out: dict[int, list[int]] = {}
+    for alloc, position in last.items():
+        if alloc not in kept:
+            out.setdefault(position, []).append(tape.layout.alloc(alloc))
+    return out
+
+
+def _free(slot: int) -> Callable[[Instance], None]:
+    def step(machine: Instance) -> None:
+        machine.buffers[slot] = None
+    return step
+
+
+def _make(alloc: Alloc, slot: int) -> Callable[[Instance], None]:
+    def step(machine: Instance) -> None:
+        machine.new_buffer(alloc, slot)
+    return step
+
+
+def _forget(slot: int) -> Callable[[Instance], None]:
+    def step(machine: Instance) -> None:
+        machine.shadows[slot].fill(0)
+    return step
+
+
+class Reporter:
+    """What to do with a broken rule: raise, warn once per place, or nothing, by kind of check."""
+
+    def __init__(self, policy: dict[str, str]) -> None:
+        self.policy = policy
+        self.seen: set[Any] = set()
+
+    def __call__(self, kind: str, error: NkiError) -> None:
+        action = self.policy.get(kind, "error")
+        if action == "error":
+            raise error
+        if action == "warn" and (kind, error.loc) not in self.seen:
+            self.seen.add((kind, error.loc))
+            warn(error)

@@ -1,0 +1,286 @@
+"""From accesses to NumPy views of memory: compiled once per kernel, evaluated at each step.
+
+A machine (`interpret.machine.Instance`) has `env`, the values of the loop indices and program ids by slot, `buffers`, one byte array per
+tensor by slot, and `views`, a cache for views that never move.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from opennki.errors import Loc, NkiValueError, make
+from opennki.ir.affine import Affine, FloorDiv, Range, Var
+from opennki.ir.nodes import Access, Alloc
+from opennki.ir.verify import describe
+from opennki.isa import dtypes
+
+Array = np.ndarray
+Env = list[int]
+Getter = Callable[[Any], Array]
+
+
+class Layout:
+    """Slots of variables and tensors of one kernel."""
+
+    def __init__(self) -> None:
+        self.vars: dict[Var, int] = {}
+        self.allocs: dict[Alloc, int] = {}
+        self.views = 0
+        self.moving: set[int] = set()
+
+    def var(self, var: Var) -> int:
+        """Slot of a variable."""
+        return self.vars.setdefault(var, len(self.vars))
+
+    def alloc(self, alloc: Alloc) -> int:
+        """Slot of a tensor."""
+        return self.allocs.setdefault(alloc, len(self.allocs))
+
+    def view(self) -> int:
+        """A new slot for a cached view."""
+        self.views += 1
+        return self.views - 1
+
+
+def compile_affine(expr: Affine, layout: Layout) -> int | Callable[[Env], int]:
+    """The number, or a function of the environment."""
+    if expr.is_const:
+        return expr.const
+    const = expr.const
+    plain = [(layout.var(a), c) for a, c in expr.terms if isinstance(a, Var)]
+    divs = [(compile_affine(a.of, layout), a.by, c) for a, c in expr.terms if isinstance(a, FloorDiv)]
+    if divs:
+        def with_divs(env: Env) -> int:
+            value = const
+            for slot, c in plain:
+                value += c * env[slot]
+            for of, by, c in divs:
+                value += c * ((of if isinstance(of, int) else of(env)) // by)
+            return value
+        return with_divs
+    if len(plain) == 1:
+        (s0, c0), = plain
+        return lambda env: const + c0 * env[s0]
+    if len(plain) == 2:
+        (s0, c0), (s1, c1) = plain
+        return lambda env: const + c0 * env[s0] + c1 * env[s1]
+
+    def many(env: Env) -> int:
+        value = const
+        for slot, c in plain:
+            value += c * env[slot]
+        return value
+    return many
+
+
+def value_of(expr: int | Callable[[Env], int], env: Env) -> int:
+    """Value of a compiled affine expression."""
+    return expr if isinstance(expr, int) else expr(env)
+
+
+class View:
+    """A compiled access. `shape` is the tile, `strides` are in bytes; `get(machine)` gives the array, `box(machine, lo, hi)` a part."""
+
+    __slots__ = ("access", "alloc", "base", "bounds", "dims", "dtype", "dynamic", "get", "itemsize", "loc", "shape", "slot", "steps",
+                 "strides", "what")
+
+    def __init__(self, access: Access, layout: Layout, ranges: dict[Var, Range], what: str, loc: Loc | None,
+                 clipped: bool = False) -> None:
+        self.access = access
+        self.alloc = access.alloc
+        self.slot = layout.alloc(access.alloc)
+        self.dtype = dtypes.storage(access.dtype)
+        self.itemsize = self.dtype.itemsize
+        self.shape = access.shape
+        self.what, self.loc = what, loc
+        self.dims = access.dims
+        steps = []
+        step = 1
+        for size in reversed(access.view_shape):
+            steps.append(step)
+            step *= size
+        self.steps = tuple(reversed(steps))
+        base = Affine()
+        strides = [0] * len(self.shape)
+        for dim, unit in zip(access.dims, self.steps, strict=True):
+            base = base.add(dim.base.scale(unit))
+            for j, s in enumerate(dim.strides):
+                strides[j] += s * unit
+        self.strides = tuple(s * self.itemsize for s in strides)
+        self.base = compile_affine(base.scale(self.itemsize), layout)
+        self.bounds = self._bounds(layout, ranges, clipped)
+        self.dynamic = None
+        if any(d.dyn is not None for d in access.dims):
+            self.dynamic = Dynamic(self, layout, ranges)
+            self.get: Getter = self.dynamic.gather
+        elif isinstance(self.base, int) and not self.bounds and self.slot not in layout.moving:
+            self.get = self._fixed(layout.view(), self.base)
+        else:
+            self.get = self._computed(self.base)
+
+    def _bounds(self, layout: Layout, ranges: dict[Var, Range], clipped: bool) -> list[tuple[Any, tuple[int, ...], int, int]]:
+        """Dimensions whose index is not proven inside: (base, strides, size, axis)."""
+        out = []
+        for axis, (dim, size) in enumerate(zip(self.access.dims, self.access.view_shape, strict=True)):
+            if dim.dyn is not None:
+                continue
+            lo, hi = dim.base.range(ranges)
+            for s, n in zip(dim.strides, self.shape, strict=True):
+                if s > 0:
+                    hi += s * (n - 1)
+                else:
+                    lo += s * (n - 1)
+            if (lo < 0 or hi >= size) and 0 not in self.shape:
+                out.append((compile_affine(dim.base, layout), dim.strides, size, axis))
+        return out
+
+    def _fixed(self, key: int, offset: int) -> Getter:
+        shape, dtype, strides, slot = self.shape, self.dtype, self.strides, self.slot
+        empty = 0 in shape
+
+        def get(machine: Any) -> Array:
+            found = machine.views[key]
+            if found is None:
+                found = np.empty(shape, dtype) if empty else np.ndarray(shape, dtype, machine.buffers[slot], offset, strides)
+                machine.views[key] = found
+            return found  # type: ignore[no-any-return]
+        return get
+
+    def _computed(self, base: int | Callable[[Env], int]) -> Getter:
+        shape, dtype, strides, slot = self.shape, self.dtype, self.strides, self.slot
+        if 0 in shape:
+            return lambda machine: np.empty(shape, dtype)
+        if self.bounds:
+            whole = (0,) * len(shape)
+
+            def checked(machine: Any) -> Array:
+                self.check(machine.env, whole, shape)
+                return np.ndarray(shape, dtype, machine.buffers[slot], value_of(base, machine.env), strides)
+            return checked
+        if isinstance(base, int):
+            return lambda machine: np.ndarray(shape, dtype, machine.buffers[slot], base, strides)
+        ndarray = np.ndarray
+
+        def get(machine: Any) -> Array:
+            return ndarray(shape, dtype, machine.buffers[slot], base(machine.env), strides)
+        return get
+
+    def check(self, env: Env, lo: tuple[int, ...], hi: tuple[int, ...]) -> None:
+        """Raise when the part lo..hi of the tile is outside the tensor."""
+        for base, strides, size, axis in self.bounds:
+            first = last = value_of(base, env)
+            for s, a, b in zip(strides, lo, hi, strict=True):
+                if s > 0:
+                    first, last = first + s * a, last + s * (b - 1)
+                else:
+                    first, last = first + s * (b - 1), last + s * a
+            if first < 0 or last >= size:
+                raise make("err_tensor_access_out_of_bound", f"{self.what}: dimension {axis} has {size} elements and is indexed from "
+                           f"{first} to {last}", loc=self.loc, operand=describe(self.access))
+
+    def box(self, machine: Any, lo: tuple[int, ...], hi: tuple[int, ...]) -> Array:
+        """The part lo..hi of the tile."""
+        if self.dynamic is not None:
+            return self.dynamic.gather(machine, lo, hi)
+        shape = tuple(b - a for a, b in zip(lo, hi, strict=True))
+        if self.bounds:
+            self.check(machine.env, lo, hi)
+        offset = value_of(self.base, machine.env)
+        for s, a in zip(self.strides, lo, strict=True):
+            offset += s * a
+        return np.ndarray(shape, self.dtype, machine.buffers[self.slot], offset, self.strides)
+
+    def shadow(self, machine: Any, lo: tuple[int, ...] | None = None, hi: tuple[int, ...] | None = None) -> Array:
+        """State of the elements (see `interpret.shadow`), of the whole tile or a part."""
+        lo = lo or (0,) * len(self.shape)
+        hi = hi or self.shape
+        shape = tuple(b - a for a, b in zip(lo, hi, strict=True))
+        if 0 in shape:
+            return np.ones(shape, np.uint8)
+        if self.dynamic is not None:
+            return machine.shadows[self.slot][self.dynamic.flat(machine, lo, hi)[0]]  # type: ignore[no-any-return]
+        offset = value_of(self.base, machine.env) // self.itemsize
+        strides = tuple(s // self.itemsize for s in self.strides)
+        for s, a in zip(strides, lo, strict=True):
+            offset += s * a
+        return np.ndarray(shape, np.uint8, machine.shadows[self.slot], offset, strides)
+
+
+class Dynamic:
+    """Gather and scatter for an access with runtime indices."""
+
+    __slots__ = ("bases", "skip", "tiles", "view")
+
+    def __init__(self, view: View, layout: Layout, ranges: dict[Var, Range]) -> None:
+        self.view = view
+        self.skip = False
+        self.bases = [compile_affine(d.base, layout) for d in view.dims]
+        self.tiles = [None if d.dyn is None else View(d.dyn, layout, ranges, f"{view.what}: index", view.loc) for d in view.dims]
+        if any(d.dyn is not None and d.dyn.dtype.startswith("float") for d in view.dims):
+            raise NkiValueError(f"{view.what}: a runtime index is an integer", loc=view.loc)
+
+    def flat(self, machine: Any, lo: tuple[int, ...], hi: tuple[int, ...]) -> tuple[Array, Array | None]:
+        """(element offsets of a part of the tile, truth of being inside or None)."""
+        view = self.view
+        rank = len(view.shape)
+        shape = tuple(b - a for a, b in zip(lo, hi, strict=True))
+        total = np.zeros(shape, np.int64)
+        inside: Array | None = None
+        outside = False
+        for dim, base, tile, unit, size in zip(view.dims, self.bases, self.tiles, view.steps, view.access.view_shape, strict=True):
+            index: Any = value_of(base, machine.env)
+            for j, s in enumerate(dim.strides):
+                if s:
+                    index = index + (s * np.arange(lo[j], hi[j])).reshape([-1 if k == j else 1 for k in range(rank)])
+            if tile is not None:
+                machine.check_defined(tile)
+                values = tile.get(machine).astype(np.int64)
+                if values.size == 1:
+                    index = index + int(values.reshape(-1)[0])
+                else:
+                    rows = values.reshape(-1)
+                    index = index + rows[lo[0]:hi[0]].reshape([-1] + [1] * (rank - 1))
+                good = (index >= 0) & (index < size)
+                if not np.all(good):
+                    outside = True
+                    inside = good if inside is None else inside & good
+            total = total + np.asarray(index) * unit
+        if outside and not self.skip:
+            assert inside is not None
+            bad = np.broadcast_to(~inside, shape)
+            first = int(total[bad][0])
+            count = view.alloc.size
+            error = IndexError(f"index {first} is out of bounds for axis 0 with size {count}")
+            error.add_note(f"{view.loc}: {view.what}: a runtime index is outside {describe(view.access)}\n    "
+                           f"{view.loc.source() if view.loc else ''}\n  fix: correct the indices, or use oob_mode=nisa.oob_mode.skip")
+            raise error
+        if inside is not None:
+            inside = np.broadcast_to(inside, shape)
+            total = np.where(inside, total, 0)
+        return total, inside
+
+    def gather(self, machine: Any, lo: tuple[int, ...] | None = None, hi: tuple[int, ...] | None = None) -> Array:
+        """A copy of the addressed elements (those outside, where they are skipped, are element 0)."""
+        view = self.view
+        offsets, inside = self.flat(machine, lo or (0,) * len(view.shape), hi or view.shape)
+        machine.inside = inside
+        flat = np.ndarray((view.alloc.size,), view.dtype, machine.buffers[view.slot])
+        return flat[offsets]
+
+    def scatter(self, machine: Any, value: Array, where: Array | None, lo: tuple[int, ...], hi: tuple[int, ...]) -> None:
+        """Write to the addressed elements; where two are the same, the later one stays."""
+        view = self.view
+        offsets, inside = self.flat(machine, lo, hi)
+        flat = np.ndarray((view.alloc.size,), view.dtype, machine.buffers[view.slot])
+        for extra in (inside, machine.inside):
+            if extra is not None:
+                where = np.broadcast_to(extra, offsets.shape) if where is None else where & extra
+        value = np.broadcast_to(value, offsets.shape)
+        if where is not None:
+            offsets, value = offsets[where], value[where]
+        flat[offsets] = value
+        shadow = machine.shadows[view.slot]
+        if shadow is not None:
+            shadow[offsets] = 1
