@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from types import CodeType, FrameType
 from typing import Any
 
 from opennki.errors import UNKNOWN, Loc, NkiError, make, user_frame
@@ -13,6 +14,9 @@ from opennki.ir.affine import Affine, Pred, Range, Var
 from opennki.ir.nodes import Access, Alloc, Dim, Instr, Stmt
 from opennki.isa.target import Target
 
+# called with the user's frame at each of its statements, except for the functions in quiet_codes (checks of annotations, see lang)
+line_hook: Callable[[Builder, FrameType], None] | None = None
+quiet_codes: set[CodeType] = set()
 _current: ContextVar[Builder | None] = ContextVar("opennki_builder", default=None)
 
 
@@ -84,6 +88,8 @@ class Builder:
             return -1
         self.last_frame = frame
         code = frame.f_code
+        if line_hook is not None and code not in quiet_codes:
+            line_hook(self, frame)
         key = (code.co_filename, frame.f_lineno, code.co_name)
         index = self._loc_index.get(key)
         if index is None:
