@@ -19,6 +19,7 @@ from opennki.ir.affine import Range, Var, narrowed
 from opennki.ir.nodes import Alloc, DoWhile, For, If, Instr, Kernel, Stmt
 from opennki.isa import dtypes
 from opennki.isa.declare import ISA
+from opennki.trace import independence
 
 FREE_ABOVE = 256 << 20  # bytes of local tensors above which their memory is given back after the last use
 
@@ -35,11 +36,11 @@ class Wait:
 class Instance:
     """One program of the grid."""
 
-    __slots__ = ("buffers", "done", "env", "inside", "origins", "out", "pc", "program", "report", "seed", "shadows", "tape", "trace",
+    __slots__ = ("buffers", "done", "env", "inside", "origins", "out", "owners", "pc", "program", "report", "seed", "shadows", "tape", "trace",
                  "views")
 
     def __init__(self, tape: Tape, program: tuple[int, ...], shared: dict[int, tuple[Any, Any]], seed: int,
-                 report: Callable[[str, NkiError], None], out: Any) -> None:
+                 report: Callable[[str, NkiError], None], out: Any, owners: dict[Any, Any] | None = None) -> None:
         self.tape, self.program, self.seed, self.report, self.out = tape, program, seed, report, out
         self.env = [0] * max(1, len(tape.layout.vars))
         for var, value in zip(tape.kernel.grid, program, strict=True):
@@ -54,6 +55,7 @@ class Instance:
                 self.new_buffer(alloc, slot)
         self.origins: dict[int, Any] = {}
         self.inside: Any = None
+        self.owners: dict[Any, Any] = owners if owners is not None else {}
         self.pc = 0
         self.done = False
         self.trace: Any = None
@@ -62,6 +64,13 @@ class Instance:
         """Memory of a tensor: registers start at zero, everything else with no value (NaN where there is one)."""
         self.buffers[slot] = fresh(alloc)
         self.shadows[slot] = np.zeros(alloc.size, np.uint8) if alloc in self.tape.tracked else None
+
+    def owners_of(self, view: View, slot: int, var: Var) -> np.ndarray:
+        """Which iteration of a loop (of this program), or which program of the grid, wrote each element of a tensor; 0 for none."""
+        key = (view.slot, slot) if var.kind == "pid" else (view.slot, slot, self.program)
+        if key not in self.owners:
+            self.owners[key] = np.zeros(max(1, view.alloc.size), np.int32)
+        return self.owners[key]  # type: ignore[no-any-return]
 
     def check_defined(self, view: View) -> None:
         """Raise when an index tile has elements that were never written."""
@@ -112,8 +121,12 @@ def fresh(alloc: Alloc) -> np.ndarray:
 class Tape:
     """The steps of a kernel, planned once and run by every program."""
 
-    def __init__(self, kernel: Kernel, track: bool = True, seed: int = 0) -> None:
+    def __init__(self, kernel: Kernel, track: bool = True, seed: int = 0, races: bool = True) -> None:
         self.kernel = kernel
+        self.suspects: dict[Instr, tuple[Any, ...]] = {}
+        for suspect in independence.check(kernel) if races else ():
+            self.suspects[suspect.instr] = (*self.suspects.get(suspect.instr, ()), suspect)
+        self.watched = {s.var for group in self.suspects.values() for s in group}
         self.layout = Layout()
         self.steps: list[Any] = []
         self.tracked: set[Alloc] = unproven(kernel) if track else set()
@@ -156,7 +169,8 @@ class Tape:
             self.steps.append(_forget(slot))
 
     def _instr(self, instr: Instr, ranges: dict[Var, Range]) -> None:
-        plan = Plan(instr, self.layout, ranges, self.kernel.loc(instr.loc), self.tracked, self.loops, self.seed)
+        plan = Plan(instr, self.layout, ranges, self.kernel.loc(instr.loc), self.tracked, self.loops, self.seed,
+                    self.suspects.get(instr, ()))
         if ISA[instr.op].suspends:
             from opennki.interpret.programs import waiting_step
             self.steps.append(waiting_step(plan))
@@ -166,8 +180,15 @@ class Tape:
     def _for(self, loop: For, ranges: dict[Var, Range]) -> None:
         slot, trips = self.layout.var(loop.var), loop.trips
 
-        def begin(machine: Instance) -> None:
-            machine.env[slot] = 0
+        if loop.var in self.watched:
+            def begin(machine: Instance) -> None:
+                machine.env[slot] = 0
+                for key, table in machine.owners.items():
+                    if len(key) == 3 and key[1] == slot:
+                        table.fill(0)
+        else:
+            def begin(machine: Instance) -> None:
+                machine.env[slot] = 0
         self.steps.append(begin)
         start = len(self.steps)
         self.loops.append(slot)
@@ -199,6 +220,10 @@ class Tape:
         def test(machine: Instance) -> int | None:
             return None if value_of(expr, machine.env) >= 0 else orelse
         self.steps[place] = test
+
+    def dependency(self, suspect: Any) -> NkiError:
+        """The error of a suspect that came true."""
+        return independence.dependency(suspect.access, [suspect.var], self.kernel.loc(suspect.instr.loc), self.kernel)
 
     def _do_while(self, loop: DoWhile, ranges: dict[Var, Range]) -> None:
         counter = self.layout.var(Var(f"while{len(self.steps)}", 0, 1 << 31))

@@ -79,6 +79,10 @@ def run_all(programs: list[Instance], order: list[int], cores: tuple[int, ...], 
         members = group_of(wait, programs[number], programs, cores)
         if all(m in waiting and waiting[m].instr is wait.instr for m in members):
             contributions = [waiting[m].contribution for m in members]
+            # what was written before a meeting of the programs is ordered with what comes after it
+            for key, table in programs[number].owners.items():
+                if len(key) == 2:
+                    table.fill(0)
             for m in members:
                 waiting.pop(m).complete(contributions)
                 ready.append(m)

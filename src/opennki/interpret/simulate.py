@@ -46,7 +46,8 @@ class Checks:
 
 def tape_of(kernel: Kernel, checks: Checks) -> Tape:
     """Plan a kernel (the plan can be run many times)."""
-    return Tape(kernel, track=any(checks.policy.get(k, "error") != "off" for k in ("read", "masked")))
+    return Tape(kernel, track=any(checks.policy.get(k, "error") != "off" for k in ("read", "masked")),
+                races=checks.policy.get("race", "error") != "off")
 
 
 def to_memory(array: np.ndarray, dtype: str, copy: bool) -> np.ndarray:
@@ -91,7 +92,8 @@ def simulate(kernel: Kernel, arrays: list[np.ndarray], checks: Checks, *, seed: 
     reporter = Reporter(checks.policy)
     grid = list(product(*(range(v.hi + 1) for v in kernel.grid)))
     made: dict[int, Instance] = {}
-    programs = _Programs(lambda n: Instance(tape, grid[n], shared, seed, reporter, out), len(grid), made)
+    owners: dict[Any, Any] = {}
+    programs = _Programs(lambda n: Instance(tape, grid[n], shared, seed, reporter, out, owners), len(grid), made)
     numbers = _order(order, len(grid))
     total = len(grid)
     done = [0]

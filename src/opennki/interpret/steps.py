@@ -60,7 +60,7 @@ class Plan:
     """What is known of an instruction before it runs."""
 
     def __init__(self, instr: Instr, layout: Layout, ranges: dict[Var, Range], loc: Loc | None, tracked: set[Any],
-                 stream: list[int], seed: int) -> None:
+                 stream: list[int], seed: int, suspects: tuple[Any, ...] = ()) -> None:
         self.instr, self.loc = instr, loc
         decl = self.decl = ISA[instr.op]
         self.layout = layout
@@ -89,6 +89,8 @@ class Plan:
         self.masker = Masker(instr.mask, self.iteration, layout) if masked else None
         self.tracked = [o for o in self.inputs if o.reads and o.view.alloc in tracked]
         self.tracked_out = [v for v, _, _ in self.outputs if v.alloc in tracked]
+        # writes that another iteration or program may repeat: (view, slot of the variable, suspect)
+        self.suspects = [(v, layout.var(s.var), s) for s in suspects for v, _, _ in self.outputs if v.access is s.access]
         self.gets_out = any(v.alloc.space not in ("sbuf", "psum", "register") for v, _, _ in self.outputs)
 
     def _iteration(self, decl: Instruction, instr: Instr, info: Any) -> tuple[int, ...]:
@@ -196,7 +198,8 @@ def _values(result: Any, count: int) -> list[Any]:
 
 def compile_step(plan: Plan) -> Step:
     """The step of a planned instruction."""
-    general = plan.masker is not None or bool(plan.tracked) or bool(plan.tracked_out) or plan.decl.family == "print" or any(
+    general = plan.masker is not None or bool(plan.tracked) or bool(plan.tracked_out) or bool(plan.suspects) or (
+        plan.decl.family == "print") or any(
         o.view.dynamic is not None for o in plan.inputs) or any(v.dynamic is not None for v, _, _ in plan.outputs)
     return _general(plan) if general else _lean(plan)
 
@@ -330,6 +333,9 @@ def _general(plan: Plan) -> Step:
                     write(stored, value)
                     np.copyto(out, stored, where=keep)
             _mark(machine, plan, view, part, keep, taints, full)
+            for suspected, slot, suspect in plan.suspects:
+                if suspected is view:
+                    _own(machine, view, slot, suspect, part, keep)
 
     def step(machine: Any) -> None:
         if masker is None:
@@ -392,6 +398,29 @@ def _mark(machine: Any, plan: Plan, view: View, part: Any, keep: Array | None, t
     if bad is not None:
         part_state[bad] = shadow.MASKED
         machine.origins.setdefault(view.slot, plan.loc)
+
+
+def _own(machine: Any, view: View, slot: int, suspect: Any, part: Any, keep: Array | None) -> None:
+    """Record which iteration or program wrote each element; raise when another one did before."""
+    owners = machine.owners_of(view, slot, suspect.var)
+    me = machine.env[slot] + 1
+    if view.dynamic is not None:
+        where: Any = view.dynamic.flat(machine, *part)[0]
+        before = owners[where]
+    else:
+        before = view.element_view(owners, machine, *part)
+        where = None
+    clash = (before != 0) & (before != me)
+    if keep is not None:
+        clash = clash & keep
+    if clash.any():
+        machine.report("race", machine.tape.dependency(suspect))
+    if where is not None:
+        owners[where] = me
+    elif keep is None:
+        before[...] = me
+    else:
+        before[keep] = me
 
 
 def _excluded(machine: Any, plan: Plan, box: Any) -> None:

@@ -201,11 +201,17 @@ class View:
             return np.ones(shape, np.uint8)
         if self.dynamic is not None:
             return machine.shadows[self.slot][self.dynamic.flat(machine, lo, hi)[0]]  # type: ignore[no-any-return]
+        return self.element_view(machine.shadows[self.slot], machine, lo, hi)
+
+    def element_view(self, table: Array, machine: Any, lo: tuple[int, ...], hi: tuple[int, ...]) -> Array:
+        """The part lo..hi of a table with one entry per element of the tensor."""
         offset = value_of(self.base, machine.env) // self.itemsize
         strides = tuple(s // self.itemsize for s in self.strides)
         for s, a in zip(strides, lo, strict=True):
             offset += s * a
-        return np.ndarray(shape, np.uint8, machine.shadows[self.slot], offset, strides)
+        shape = tuple(b - a for a, b in zip(lo, hi, strict=True))
+        unit = table.itemsize
+        return np.ndarray(shape, table.dtype, table, offset * unit, tuple(s * unit for s in strides))
 
 
 class Dynamic:

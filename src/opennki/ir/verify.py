@@ -152,7 +152,11 @@ def reads_of(decl: Instruction, param: Param, operands: tuple[Any, ...]) -> bool
     spec = param.spec
     if isinstance(spec, Register):
         return True
-    return bool(spec.reads and (not spec.when or operands[decl.index[spec.when]] not in (None, False)))
+    if not spec.reads or not spec.when:
+        return bool(spec.reads)
+    if callable(spec.when):
+        return bool(spec.when(call_view(decl, operands)))
+    return operands[decl.index[spec.when]] not in (None, False)
 
 
 def accesses(instr: Instr) -> Iterator[tuple[Access, bool, bool]]:

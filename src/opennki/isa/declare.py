@@ -45,7 +45,7 @@ ANYWHERE = ("sbuf", "psum", "hbm")
 class Tile:
     """What a tile operand must be. `spaces` are memories (hbm stands for every kind of HBM); `scalar`: a number will do;
     `optional`: None will do; `indirect`: runtime indices are allowed; `operand_mask`: `t[mask]` is allowed; `when`: an InOut tile is
-    read only when this parameter is given and not False.
+    read only when this parameter is given and not False, or when this function of the call is true.
     """
 
     role: str
@@ -56,7 +56,7 @@ class Tile:
     optional: bool = False
     indirect: bool = False
     operand_mask: bool = False
-    when: str = ""
+    when: Any = ""
 
     @property
     def reads(self) -> bool:

@@ -426,11 +426,15 @@ def _shuffle_source(pattern: tuple[Any, ...], wanted: int, given: int) -> Array:
     return source
 
 
+def _keeps_some(c: Any) -> bool:
+    return KEEP in c.shuffle_mask
+
+
 @instruction(
     engine="vector", family="shuffle", source="api_legacy: isa.nc_stream_shuffle", raw=True, mask_on="dst",
     mask_dims={"src": (None, 1, 2, 3, 4)},  # partitions of src are named by shuffle_mask
     limits=(PARTITIONS,), check=_shuffle_check, cost=cost.streaming)
-def nc_stream_shuffle(src: T[Array, In("*")], dst: T[Array, InOut("P F*")],
+def nc_stream_shuffle(src: T[Array, In("*")], dst: T[Array, InOut("P F*", when=_keeps_some)],
                       shuffle_mask: T[Any, Affine(many=True)],
                       *, dtype: T[Any, DType] = None, mask: T[Any, Mask] = None, **kwargs: Any) -> Array:
     """Move partitions within each quadrant of 32: dst[q*32 + i] = src[q*32 + shuffle_mask[i]].

@@ -37,6 +37,9 @@ def plain_for(frame: types.FrameType | None) -> bool:
     found = _table(frame.f_code).get(frame.f_lasti)
     if found is None or found[1].opname != "GET_ITER":
         return False
+    following = _instructions(frame.f_code)[found[0] + 1]
+    if following.opname != "FOR_ITER":
+        return False  # a comprehension: its iterator is made here and consumed in a frame of its own
     region = _region(frame.f_code, frame.f_lasti)
     # comprehensions inlined by Python 3.12 build their value inside the loop
     return not any(ins.opname in ("LIST_APPEND", "SET_ADD", "MAP_ADD", "YIELD_VALUE") for ins in region)
