@@ -353,6 +353,8 @@ def redirect(source: Tensor, into: Tensor) -> bool:
         return False
     instr = builder.last_instr()
     access, target = source.access, into.access
+    if instr is not None and instr.op == "dma_copy":
+        return _redirect_load(builder, instr, source, into)
     if instr is None or len(instr.results) != 1 or instr.results[0] is not access and not (
             instr.results[0].alloc is access.alloc and access.is_whole):
         return False
@@ -367,6 +369,22 @@ def redirect(source: Tensor, into: Tensor) -> bool:
     copied = Instr("tensor_copy", (target,), _copy_operands(made), instr.mask if not decl.mask_on else source.mask, "vector", instr.loc)
     nodes, index = builder.replace_last(Instr(instr.op, (target,), instr.operands, instr.mask, instr.engine, instr.loc, instr.call))
     builder.forwarded[made.alloc.id] = Forwarded(nodes, index, lambda: [instr, copied])
+    return True
+
+
+def _redirect_load(builder: Builder, instr: Instr, source: Tensor, into: Tensor) -> bool:
+    """Let the DMA of an nl.load write to `into`: the DMA engines cast as a copy of the tile would."""
+    index = ISA["dma_copy"].index
+    made, loaded, target = instr.operands[index["dst"]], instr.operands[index["src"]], into.access
+    if (made.alloc is not source.access.alloc or made.alloc.kind != "local" or made.alloc.name or made.alloc.space != "sbuf"
+            or not made.is_whole or not source.access.is_whole or made.shape != target.shape or target.space != "sbuf" or target.mask
+            or made.dtype not in (target.dtype, loaded.dtype) or made.alloc.id in builder.forwarded or into.block):
+        return False
+    copied = Instr("tensor_copy", (target,), _copy_operands(made), instr.mask, "vector", instr.loc)
+    operands = list(instr.operands)
+    operands[index["dst"]] = target
+    nodes, place = builder.replace_last(Instr(instr.op, (), tuple(operands), instr.mask, instr.engine, instr.loc))
+    builder.forwarded[made.alloc.id] = Forwarded(nodes, place, lambda: [instr, copied])
     return True
 
 

@@ -212,8 +212,10 @@ def _off_psum(other: Any, self: Tensor) -> Any:
 
 
 def elementwise(op: Any, x: Any, y: Any, dtype: Any = None, mask: Any = None, into: Tensor | None = None) -> Any:
-    """x op y with broadcasting; at least one of them is a tile. The dtype is promoted unless it is given."""
+    """x op y with broadcasting; at least one of them is a tile. The dtype is promoted (bool for comparisons) unless it is given."""
     name = scalar.resolve(op)
+    if dtype is None and into is None and scalar.SCALAR[name].group in ("comparison", "logical"):
+        dtype = "bool"
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return _tile_tile(name, need_tile(x, f"nl.{name}: x"), need_tile(y, f"nl.{name}: y"), dtype, mask, into)
     if isinstance(x, Tensor) and is_number(y):

@@ -53,11 +53,11 @@ def _injective(parts: list[tuple[int, int, Var | None]]) -> bool:
 
 def accumulates(instr: Instr, access: Access) -> bool:
     """True when the instruction updates the tile in place: it also reads exactly what it writes."""
-    decl = ISA[instr.op]
-    for param, value in zip(decl.params, instr.operands, strict=True):
-        if value is access and getattr(param.spec, "role", "") == "inout":
+    for param, value in zip(ISA[instr.op].params, instr.operands, strict=True):
+        role = getattr(param.spec, "role", "")
+        if isinstance(value, Access) and (value is access and role == "inout" or role == "in" and same(value, access)):
             return True
-    return any(isinstance(v, Access) and v is not access and same(v, access) for v in instr.operands)
+    return False
 
 
 def check(kernel: Kernel) -> list[Suspect]:
