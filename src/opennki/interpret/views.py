@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from opennki.errors import Loc, NkiValueError, make
+from opennki.errors import Loc, NkiError, NkiValueError, make
 from opennki.ir.affine import Affine, FloorDiv, Range, Var
 from opennki.ir.nodes import Access, Alloc
 from opennki.ir.verify import describe
@@ -225,7 +225,8 @@ class Dynamic:
         self.bases = [compile_affine(d.base, layout) for d in view.dims]
         self.tiles = [None if d.dyn is None else View(d.dyn, layout, ranges, f"{view.what}: index", view.loc) for d in view.dims]
         if any(d.dyn is not None and d.dyn.dtype.startswith("float") for d in view.dims):
-            raise NkiValueError(f"{view.what}: a runtime index is an integer", loc=view.loc)
+            raise NkiValueError(f"{view.what}: a runtime index of {describe(view.access)} is no integer", loc=view.loc,
+                                rule="a runtime index is an integer tile")
 
     def flat(self, machine: Any, lo: tuple[int, ...], hi: tuple[int, ...]) -> tuple[Array, Array | None]:
         """(element offsets of a part of the tile, truth of being inside or None)."""
@@ -235,7 +236,9 @@ class Dynamic:
         total = np.zeros(shape, np.int64)
         inside: Array | None = None
         outside = False
-        for dim, base, tile, unit, size in zip(view.dims, self.bases, self.tiles, view.steps, view.access.view_shape, strict=True):
+        wrong: tuple[int, int, int] = (0, 0, 0)
+        places = zip(view.dims, self.bases, self.tiles, view.steps, view.access.view_shape, strict=True)
+        for axis, (dim, base, tile, unit, size) in enumerate(places):
             index: Any = value_of(base, machine.env)
             for j, s in enumerate(dim.strides):
                 if s:
@@ -250,22 +253,29 @@ class Dynamic:
                     index = index + rows[lo[0]:hi[0]].reshape([-1] + [1] * (rank - 1))
                 good = (index >= 0) & (index < size)
                 if not np.all(good):
+                    if not outside:
+                        wrong = axis, int(np.asarray(index)[~np.asarray(good)].flat[0]), size
                     outside = True
                     inside = good if inside is None else inside & good
             total = total + np.asarray(index) * unit
         if outside and not self.skip:
             assert inside is not None
             bad = np.broadcast_to(~inside, shape)
-            first = int(total[bad][0])
-            count = view.alloc.size
-            error = IndexError(f"index {first} is out of bounds for axis 0 with size {count}")
-            error.add_note(f"{view.loc}: {view.what}: a runtime index is outside {describe(view.access)}\n    "
-                           f"{view.loc.source() if view.loc else ''}\n  fix: correct the indices, or use oob_mode=nisa.oob_mode.skip")
-            raise error
+            first = int(np.broadcast_to(total, shape)[bad][0])
+            # kernels of the vendor's users catch a plain IndexError about the flattened tensor; our report is its cause
+            raise IndexError(f"index {first} is out of bounds for axis 0 with size {view.alloc.size}") from self.error(wrong)
         if inside is not None:
             inside = np.broadcast_to(inside, shape)
             total = np.where(inside, total, 0)
         return total, inside
+
+    def error(self, wrong: tuple[int, int, int]) -> NkiError:
+        """The report of an index outside: (dimension, index, size)."""
+        axis, index, size = wrong
+        name = self.view.alloc.name or repr(self.view.alloc)
+        return make("err_tensor_access_out_of_bound", f"{self.view.what}: dimension {axis} of {name} has {size} elements and a runtime "
+                    f"index is {index}", loc=self.view.loc, operand=describe(self.view.access),
+                    fix="correct the indices, or use oob_mode=nisa.oob_mode.skip to leave such rows out")
 
     def gather(self, machine: Any, lo: tuple[int, ...] | None = None, hi: tuple[int, ...] | None = None) -> Array:
         """A copy of the addressed elements (those outside, where they are skipped, are element 0)."""

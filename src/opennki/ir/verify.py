@@ -36,7 +36,7 @@ def _check_tile(decl: Instruction, param: Param, spec: Tile, value: Any, dims: d
     what = f"{decl.name}: {param.name}"
     if value is None:
         if not spec.optional and param.required:
-            raise NkiTypeError(f"{what} is missing", loc=loc)
+            raise NkiTypeError(f"{what} is missing", loc=loc, rule=f"the signature is {decl.name}{decl.signature}")
         return
     if not isinstance(value, Access):
         if spec.scalar:
@@ -49,9 +49,9 @@ def _check_tile(decl: Instruction, param: Param, spec: Tile, value: Any, dims: d
     if value.dtype not in spec.dtypes:
         raise NkiTypeError(f"{what} is {value.dtype}", loc=loc, operand=describe(value),
                            rule=f"{param.name} is one of {', '.join(sorted(spec.dtypes))}")
-    if not spec.indirect and value.space == "hbm" and any(True for _ in value.dynamic()):
+    if not spec.indirect and any(True for _ in value.dynamic()):
         raise make("err_indirect_indices_are_not_supported_with_nki_api", f"{what} has a runtime index", loc=loc,
-                   operand=describe(value))
+                   operand=describe(value), fix="" if value.space == "hbm" else "copy it with nisa.tensor_copy_dynamic_src first")
     if spec.dims != ("*",):
         _bind(decl, param, spec.dims, value, dims, loc)
 
@@ -85,7 +85,8 @@ def _check_value(decl: Instruction, param: Param, value: Any, loc: Loc | None) -
     if isinstance(spec, Op):
         if value is None:
             if not spec.optional:
-                raise NkiTypeError(f"{decl.name}: {param.name} is missing", loc=loc)
+                raise NkiTypeError(f"{decl.name}: {param.name} is missing", loc=loc,
+                                   rule=f"the signature is {decl.name}{decl.signature}")
         elif value not in spec.names:
             raise NkiTypeError(f"{decl.name}: {param.name} is {value}", loc=loc,
                                rule=f"{param.name} is one of {', '.join(sorted(spec.names))}")
@@ -124,8 +125,23 @@ def check_operands(decl: Instruction, operands: tuple[Any, ...], target: Target,
         raise NkiValueError(f"{decl.name} does not run on the {engine} engine", loc=loc,
                             rule=f"it runs on {', '.join(decl.engines)}")
     if decl.check is not None:
-        decl.check(call_view(decl, operands, engine, dtype), target)
+        try:
+            decl.check(call_view(decl, operands, engine, dtype), target)
+        except NkiError as error:
+            raise _placed(error, decl, operands, loc) from None
     return dims
+
+
+def _placed(error: NkiError, decl: Instruction, operands: tuple[Any, ...], loc: Loc | None) -> NkiError:
+    """The error of a declaration's own check, with what only we know: the place, the instruction, and the operand it names."""
+    if loc is not None:
+        error.loc = loc
+    if not error.message.startswith(decl.name):
+        error.message = f"{decl.name}: {error.message}"
+    value = operands[decl.index[error.operand]] if error.operand in decl.index else None
+    if isinstance(value, Access):
+        error.operand = f"{error.operand}, {describe(value)}"
+    return error
 
 
 def check_result(decl: Instruction, spec: Result, access: Access, target: Target, loc: Loc | None = None) -> None:

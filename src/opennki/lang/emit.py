@@ -219,7 +219,7 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], into: Tensor 
     for value, what in bounds:
         if preds or builder.guarded:
             continue
-        view.outside(value.bounds, f"{name}: {what} {value.describe()}", where)
+        view.outside(value.bounds, value.name, f"{name}: {what}, {value.describe()}", where)
     results = _results(decl, call_info, builder, dtype, into, loc, where)
     instr = Instr(name, tuple(r.access for r in results), frozen, preds, engine, loc,
                   builder.call_number(loc) if decl.random else 0)

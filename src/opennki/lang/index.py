@@ -188,8 +188,8 @@ class Index:
     # ---- numbers ------------------------------------------------------------------------------------------------------------
     def __index__(self) -> int:
         if self.shape:
-            raise NkiTypeError("an nl.arange expression is not a number",
-                               rule="it stands for all elements of a tile at once", fix="use a loop index or a constant")
+            raise NkiTypeError("an nl.arange expression is not a number", rule="it stands for all elements of a tile at once",
+                               fix="use a loop index or a constant")
         return self.base.const if self.base.is_const else current().concrete(self.base)
 
     __int__ = __index__
@@ -243,13 +243,12 @@ class Index:
         dims = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)
         kept = [(s, n) for s, n in zip(self.strides, self.shape, strict=True) if n != 1]
         if [n for n in dims if n != 1] != [n for _, n in kept]:
-            raise NkiValueError(f"cannot reshape an index of shape {self.shape} to {dims}",
-                                rule="an index gains or loses dimensions of size 1 only")
+            raise NkiValueError(f"an index of shape {self.shape} is reshaped to {dims}", rule="only dimensions of size 1 come and go")
         source = iter(kept)
         return Index(self.base, tuple(0 if n == 1 else next(source)[0] for n in dims), dims)
 
     def __iter__(self) -> Iterator[Any]:
-        raise NkiTypeError("an index expression cannot be iterated over", fix="use nl.affine_range or range for a loop")
+        raise NkiTypeError("an index expression is iterated over", rule="it stands for all elements at once", fix="loop over nl.affine_range or range")
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise make("err_cannot_assign_to_index", "assignment to an element of an index expression")
@@ -343,8 +342,7 @@ class Mask:
         frame = sys._getframe(1)
         end = _value_of_and(frame)
         if end is None:
-            raise make("err_control_flow_condition_depending_on_arange",
-                       "the truth of a comparison of nl.arange or nl.mgrid values is needed")
+            raise make("err_control_flow_condition_depending_on_arange", "the truth of a comparison of nl.arange or nl.mgrid values")
         # `a and b` as a value: Python drops a and keeps b, so b is joined with a where it is made (see _joined)
         _pending.append((frame.f_code, frame.f_lasti, end, self))
         return True
@@ -353,7 +351,7 @@ class Mask:
         raise make("err_cannot_assign_to_index", "assignment to an element of a mask")
 
     def __iter__(self) -> Iterator[Any]:
-        raise NkiTypeError("a mask cannot be iterated over")
+        raise NkiTypeError("a mask is iterated over", rule="it stands for all elements of a tile at once")
 
     def __repr__(self) -> str:
         return " & ".join(f"({p})" for p in self.preds)
@@ -460,7 +458,7 @@ def arange(*args: Any) -> Index:
     Shape (n,): add dimensions with `[:, None]` before indexing a tensor (err_1d_arange_not_supported).
     """
     if not 1 <= len(args) <= 3:
-        raise NkiTypeError(f"nl.arange takes 1 to 3 arguments, not {len(args)}")
+        raise NkiTypeError(f"nl.arange takes 1 to 3 arguments, not {len(args)}", rule="nl.arange(stop), (start, stop) or (start, stop, step)")
     start, stop, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
     return _span(start, stop, step, "nl.arange")
 
@@ -497,7 +495,7 @@ class _MGrid:
         indices = []
         for axis, k in enumerate(keys):
             if not isinstance(k, slice) or isinstance(k.step, complex):
-                raise NkiTypeError("nl.mgrid takes slices such as 0:128", operand=repr(k))
+                raise NkiTypeError(f"nl.mgrid[{k!r}]", rule="nl.mgrid takes slices such as 0:128, one for each dimension")
             span = _span(k.start or 0, k.stop, 1 if k.step is None else k.step, "nl.mgrid")
             shape = [1] * len(keys)
             shape[axis] = span.shape[0]

@@ -100,15 +100,15 @@ def check_bound(new: New, size: int, shape: tuple[int, ...], axis: int) -> bool:
     return (lo >= 0 and hi < size) or 0 in shape
 
 
-def outside(bounds: tuple[tuple[New, int, int, tuple[int, ...]], ...], what: str, loc: Any) -> None:
-    """Raise for the first of bounds that are known to be broken."""
+def outside(bounds: tuple[tuple[New, int, int, tuple[int, ...]], ...], tensor: str, operand: str, loc: Any) -> None:
+    """Raise for the first of bounds that are known to be broken, of an operand that is a part of a tensor."""
     for new, size, axis, shape in bounds:
         builder = maybe_current()
         lo, hi = new.base.range(builder.ranges if builder else {})
         for s, n in zip(new.strides, shape, strict=True):
             lo, hi = lo + min(0, s * (n - 1)), hi + max(0, s * (n - 1))
         raise make("err_tensor_access_out_of_bound",
-                   f"dimension {axis} of {what} has {size} elements and is indexed from {lo} to {hi}", loc=loc)
+                   f"dimension {axis} of {tensor} has {size} elements and is indexed from {lo} to {hi}", loc=loc, operand=operand)
 
 
 def reshape(access: Access, shape: tuple[int, ...]) -> Access:
@@ -137,7 +137,7 @@ def linear(access: Access) -> Access:
     step = 1
     for dim, size in zip(reversed(access.dims), reversed(view), strict=True):
         if dim.dyn is not None:
-            raise NkiValueError("a tile with runtime indices cannot be reshaped", fix="load it into a tile first")
+            raise NkiValueError("a tile with runtime indices cannot be reshaped", rule="a reshape keeps one affine access", fix="load it into a tile first")
         base = base.add(dim.base.scale(step))
         for j, s in enumerate(dim.strides):
             strides[j] += s * step
