@@ -37,7 +37,8 @@ class LoopRange:
                 raise NkiTypeError(f"directives={d!r}", rule="a loop directive is ncc.multi_buffer(n) or ncc.no_reorder()")
         self.directives = tuple(d.text for d in given)
         if not 1 <= len(args) <= 3:
-            raise NkiTypeError(f"nl.{kind}_range takes 1 to 3 arguments, not {len(args)}")
+            raise NkiTypeError(f"nl.{kind}_range takes 1 to 3 arguments, not {len(args)}",
+                               rule=f"nl.{kind}_range(stop), (start, stop) or (start, stop, step)")
         for a in args:
             if isinstance(a, float) or not hasattr(a, "__index__"):
                 raise NkiTypeError(f"nl.{kind}_range of {a!r}", rule="the bounds of a loop are integers",
@@ -200,6 +201,18 @@ class RuntimeScalar:
 
     def __init__(self, value: Any) -> None:
         self.value = value
+
+    def index_value(self) -> Any:
+        """The index that it stands for: a [1, 1] tile, or a number."""
+        value = self.value
+        while isinstance(value, RuntimeScalar):
+            value = value.value
+        return operator.index(value) if isinstance(value, (bool, int)) else value
+
+    def __add__(self, other: Any) -> Any:
+        return self.index_value() + other
+
+    __radd__ = __add__
 
     def __bool__(self) -> bool:
         from opennki.lang.tensor import Tensor

@@ -16,6 +16,7 @@ from opennki.ir.nodes import Access, Alloc, whole
 from opennki.isa import dtypes
 from opennki.lang import view
 from opennki.lang.index import Condition, Grid, Index, Mask, broadcast_shapes, ds
+from opennki.lang.loops import RuntimeScalar
 from opennki.lang.view import New
 
 ZERO = Affine()
@@ -127,6 +128,7 @@ class Tensor:
     # ---- indexing ---------------------------------------------------------------------------------------------------------------
     def __getitem__(self, key: Any) -> Tensor:
         keys = tuple(key) if isinstance(key, (tuple, Grid)) else (key,)
+        keys = tuple(k.index_value() if isinstance(k, RuntimeScalar) else k for k in keys)
         if any(isinstance(k, (Mask, Condition)) for k in keys):
             return self._masked(keys)
         for k in keys:
@@ -144,7 +146,7 @@ class Tensor:
 
     def _expand(self, keys: tuple[Any, ...]) -> list[Any]:
         if sum(k is Ellipsis for k in keys) > 1:
-            raise NkiValueError("an index with more than one ...")
+            raise NkiValueError(f"an index of {self.describe()} with more than one ...", rule="... stands for all dimensions that are left")
         used = sum(1 for k in keys if k is not None and k is not Ellipsis)
         if used > len(self.shape):
             raise make("err_tensor_access_out_of_bound",
@@ -206,28 +208,40 @@ class Tensor:
         dynamic = any(isinstance(k, (Tensor, DynamicIndex)) for k in keys)
         if any(k is None or k is Ellipsis or isinstance(k, (slice, ds)) for k in keys) and not dynamic:
             raise make("err_unsupported_mixing_basic_advanced_tensor_indexing", f"index of {self.describe()}")
-        given = len(keys)
         expanded = self._expand(keys)
+        # beside runtime indices, slices are dimensions of their own after those of the index expressions (an index tile [N, 1] is one)
+        slices = sum(isinstance(k, (slice, ds)) for k in expanded)
+        ranks = [len(k.shape) for k in (k.index if isinstance(k, DynamicIndex) else k for k in expanded) if isinstance(k, Index)]
+        if 1 in ranks:
+            raise make("err_1d_arange_not_supported", f"a one-dimensional index on {self.describe()}")
+        before = max(ranks, default=0) or int(any(isinstance(k, Tensor) and k.size > 1 for k in expanded))
         indices: list[tuple[Index, Tensor | None]] = []
+        number = 0
         for axis, k in enumerate(expanded):
             tile = None
             if isinstance(k, DynamicIndex):
                 tile, k = k.tile, k.index
             elif isinstance(k, Tensor):
                 tile, k = k, Index(ZERO)
+            elif k is None:
+                raise make("err_unsupported_mixing_basic_advanced_tensor_indexing", f"None beside a runtime index of {self.describe()}")
             elif isinstance(k, (slice, ds)):
                 base, length, step = view.span(k, self.shape[axis], axis)
-                lead = 1 if dynamic and axis < given else 0
-                free = axis - lead + 1
-                k = Index(base, (0,) * free + (step if length > 1 else 0,), (1,) * free + (length,))
+                place = before + number
+                number += 1
+                rank = before + slices
+                k = Index(base, tuple(step if j == place and length > 1 else 0 for j in range(rank)),
+                          tuple(length if j == place else 1 for j in range(rank)))
+                indices.append((k, None))
+                continue
             elif not isinstance(k, Index):
                 k = Index(view.scalar_base(k, self.shape[axis]))
+            if slices and k.shape:
+                k = Index(k.base, k.strides + (0,) * slices, k.shape + (1,) * slices)
             indices.append((k, tile))
-        if any(len(k.shape) == 1 for k, tile in indices):
-            raise make("err_1d_arange_not_supported", f"a one-dimensional index on {self.describe()}")
         shapes = [k.shape for k, _ in indices if k.shape]
         tiles = [t for _, t in indices if t is not None and t.size > 1]
-        rank = max([len(s) for s in shapes] + [2 if tiles else 0] + [2 if self.on_chip else 0])
+        rank = max([len(s) for s in shapes] + [2 if tiles and not slices else 0] + [2 if self.on_chip else 0])
         # an index tile [N, 1] belongs to the first dimension, whatever the rank of the others
         shapes += [(t.shape[0],) + (1,) * (rank - 1) for t in tiles]
         try:
@@ -295,13 +309,13 @@ class Tensor:
         return tuple(out)
 
     # ---- views --------------------------------------------------------------------------------------------------------------------
-    def reshape(self, *shape: Any) -> Tensor:
+    def reshape(self, *dims_: Any, shape: Any = None) -> Tensor:
         """View with the same elements in another shape; one dimension may be -1."""
-        dims = _shape(shape)
+        dims = _shape(dims_ if shape is None else (shape,))
         if -1 in dims:
             rest = -int(np.prod(dims))
             if rest <= 0 or self.size % rest:
-                raise NkiValueError(f"cannot reshape {self.describe()} to {dims}")
+                raise NkiValueError(f"cannot reshape {self.describe()} to {dims}", rule="a reshape keeps the number of elements")
             dims = tuple(self.size // rest if n == -1 else n for n in dims)
         access = view.reshape(self.access, dims)
         block = 0
@@ -311,9 +325,9 @@ class Tensor:
                           if n == partitions and int(np.prod(dims[:i])) == int(np.prod(self.shape[:self.block]))), 0)
         return Tensor(access, block, (), ())
 
-    def broadcast_to(self, *shape: Any, **kwargs: Any) -> Tensor:
+    def broadcast_to(self, *dims_: Any, shape: Any = None) -> Tensor:
         """View repeated along dimensions of size 1, by NumPy's rules."""
-        return Tensor(view.broadcast(self.access, _shape(shape or (kwargs["shape"],))), self.block, (), ())
+        return Tensor(view.broadcast(self.access, _shape(dims_ if shape is None else (shape,))), self.block, (), ())
 
     def expand_dims(self, axis: Any) -> Tensor:
         """View with a dimension of size 1 more; axis 0, the partition dimension, is not allowed on chip."""
@@ -389,4 +403,4 @@ def _dtype(dtype: Any) -> str:
     try:
         return dtypes.canonical(dtype)
     except TypeError as exc:
-        raise NkiTypeError(str(exc)) from None
+        raise NkiTypeError(str(exc), rule="a dtype is one of nl.float32, nl.bfloat16, ..., or its NumPy equivalent") from None
