@@ -130,6 +130,25 @@ def test_transpose_by_identity_moves_bits(dtype):
     same(into, got)
 
 
+def test_part_of_an_identity_and_permutations_move_bits_too():
+    a = operand((16, 9))
+    rows = np.random.default_rng(0).permutation(16)[:11]
+    moving = np.zeros((16, 11), np.float32)
+    moving[rows, np.arange(11)] = 1
+    want = np.array([[a[k, m] for k in rows] for m in range(9)])
+    same(run("nc_matmul", stationary=a, moving=moving, is_transpose=True)[0], want)
+    part = np.eye(16, 7, dtype=np.float32)
+    same(run("nc_matmul", stationary=a, moving=part, is_transpose=True)[0], a[:7].T.copy())
+    finite = operand((16, 9), special=False)
+    for spoil in (0.0, 2.0, -1.0):
+        moving[rows[3], 3] = spoil
+        got, _ = run("nc_matmul", stationary=finite, moving=moving, is_transpose=True)
+        np.testing.assert_array_equal(got[:, 3], spoil * finite[rows[3]])
+    moving[rows[3], 3] = moving[rows[4], 3] = 1
+    got, _ = run("nc_matmul", stationary=finite, moving=moving, is_transpose=True)
+    np.testing.assert_array_equal(got[:, 3], finite[rows[3]] + finite[rows[4]])
+
+
 def test_transpose_flag_without_identity_is_a_product():
     a, b = operand((8, 5), special=False), operand((8, 8), seed=1, special=False)
     got, _ = run("nc_matmul", stationary=a, moving=b, is_transpose=True)
@@ -162,8 +181,10 @@ def test_what_the_check_accepts():
     ({"tile_position": (16, 0), "tile_size": (64, 64)}, NkiValueError, "not a multiple of 32"),
     ({"tile_position": (0, 0, 0), "tile_size": (64, 64)}, NkiValueError, "3 elements"),
     ({"tile_position": (0, 0), "tile_size": (32, 64)}, NkiValueError, "smaller than the stationary tile"),
+    ({"tile_position": (0, 0), "tile_size": (64, 32)}, NkiValueError, "smaller than the stationary tile"),
     ({"tile_position": (0, 0), "tile_size": (32, 32)}, NkiValueError, "does not exist on trn1"),
     ({"tile_position": (96, 0), "tile_size": (64, 64)}, NkiValueError, "outside the PE array"),
+    ({"tile_position": (0, 96), "tile_size": (64, 64)}, NkiValueError, "outside the PE array"),
     ({"perf_mode": "double_row_gen3"}, NkiValueError, "needs trn2 or later"),
     ({"perf_mode": "double_pixel_gen3"}, NkiValueError, "not public"),
     ({"accumulate": True}, NkiValueError, "accumulate without dst"),
@@ -174,10 +195,20 @@ def test_what_the_check_refuses(given, kind, text):
     with pytest.raises(kind, match=text) as e:
         check("nc_matmul", **{"stationary": A, "moving": B, **given})
     assert e.value.rule and e.value.why and e.value.fix
+    assert e.value.operand in given or e.value.operand in ("stationary", "moving", "tile_size")
+
+
+def test_the_lone_one_of_position_and_size_is_named():
+    for name in ("tile_position", "tile_size"):
+        with pytest.raises(NkiValueError) as e:
+            check("nc_matmul", stationary=A, moving=B, **{name: (64, 64)})
+        assert e.value.operand == name
 
 
 @pytest.mark.parametrize("given,kind,text", [
     ({"moving": ((128, 2, 512), "bfloat16")}, NkiTypeError, "moving is bfloat16"),
+    ({"moving": ((128, 2), "float8_e5m2")}, NkiValueError, r"moving has shape \(128, 2\)"),
+    ({"moving": ((128, 3, 128), "float8_e5m2")}, NkiValueError, r"moving has shape \(128, 3, 128\)"),
     ({"stationary": ((128, 128), "float8_e5m2")}, NkiValueError, r"takes \[K, 2, F\]"),
     ({"stationary": ((128, 2, 129), "float8_e5m2")}, NkiValueError, "129 free elements"),
 ])
@@ -198,6 +229,7 @@ def dims(**values):
     (128, 512, ("float32", "bfloat16"), {}, 2048),
     (128, 512, ("float32", "float32"), {"is_moving_onezero": True}, 1024),
     (256, 1024, ("float8_e5m2", "float8_e5m2"), {"perf_mode": "double_row_gen3"}, 512),
+    (64, 16, ("float8_e5m2", "float8_e5m2"), {"perf_mode": "double_row_gen3"}, 32),
 ])
 def test_cost_of_a_product(m, n, kinds, extra, cycles):
     d = dims(K=128, M=m, N=n, dtypes=dict(zip(("stationary", "moving"), kinds)), **extra)

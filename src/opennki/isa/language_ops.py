@@ -89,7 +89,7 @@ def _check_seed(c: Any, target: Any) -> None:
 @instruction(
     engine="vector", family="random", source="api_legacy: language.random_seed", surface="language",
     random=True, raw=True,
-    limits=(), check=_check_seed, cost=lambda d, hw: float(hw.min_ii))
+    limits=(), mask_dims={"seed_state": (None, None)}, check=_check_seed, cost=lambda d, hw: float(hw.min_ii))
 def random_seed(seed: T[Any, In("P F*", ON_CHIP, NUMERIC, scalar=True)], *, mask: T[Any, Mask] = None,
                 stream: T[Any, Plumbing("stream")] = (0, 0),
                 seed_state: T[Array | None, Register("rng")] = None, **kwargs: Any) -> Array:
@@ -166,7 +166,8 @@ def _check_dropout(c: Any, target: Any) -> None:
 
 @instruction(
     engine="vector", family="random", source="api_legacy: isa.dropout", random=True, raw=True,
-    results=(Result(shape="data", dtype="data"),), mask_dims={"prob": (0, None)}, check=_check_dropout,
+    results=(Result(shape="data", dtype="data"),), mask_dims={"prob": (0, None), "seed_state": (None, None)},
+    check=_check_dropout,
     cost=cost.streaming)
 def dropout(data: T[Array, In("P F*", ON_CHIP)], prob: T[Any, In("P 1", ON_CHIP, NUMERIC, scalar=True)], *,
             mask: T[Any, Mask] = None, dtype: T[Any, DType] = None,

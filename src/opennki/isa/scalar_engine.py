@@ -75,25 +75,34 @@ def _check_reduce(c: Any, target: Any) -> None:
             fix="pass reduce_op=np.add, or leave reduce_cmd out")
 
 
+@np.errstate(all="ignore")
 def _apply(op: str, data: Array, bias: Array | None, scale: Any) -> Array:
     """op(data * scale + bias), each step rounded to float32."""
-    x = data * (np.float32(scale) if np.ndim(scale) == 0 else scale)
+    if getattr(scale, "ndim", 0):
+        x = data * scale
+    else:
+        x = data if scale == 1 else data * np.float32(scale)
     if bias is not None:
         x = x + bias
     return np.asarray(SCALAR[op].raw(x))
 
 
-def _fold(op: str, x: Array, regs: Array, mask: Array | None, keep: bool) -> Array:
-    """New accumulators: all free elements of each row folded by `op`, after the old value where `keep`."""
+@np.errstate(all="ignore")
+def _accumulate(op: str | None, x: Array, regs: Array, mask: Array | None, command: int) -> Array:
+    """New accumulators: 0 for reset, else each row folded by `op`, for reduce after the old value."""
     axes = tuple(range(1, x.ndim))
     rows = None
     if mask is not None:
         mask = np.broadcast_to(mask, x.shape)
-        x = np.where(mask, x, np.float32(SCALAR[op].identity or 0))
         rows = mask.any(axis=axes, keepdims=True).reshape(regs.shape)
-    total = reduce_free(x, op, axes, keepdims=True).reshape(regs.shape)
-    if keep:
-        total = SCALAR[op].raw(regs, total)
+    if op is None or command == cmd.reset:
+        total = np.zeros_like(regs)
+    else:
+        if mask is not None:
+            x = np.where(mask, x, np.float32(SCALAR[op].identity or 0))
+        total = reduce_free(x, op, axes, keepdims=True).reshape(regs.shape)
+        if command == cmd.reduce:
+            total = SCALAR[op].raw(regs, total)
     return total if rows is None else np.where(rows, total, regs)
 
 
@@ -111,7 +120,7 @@ def activation(op: T[str, Op(ACTIVATIONS)], data: T[Array, In("P F*")], *,
                scale: T[Any, In("P 1", ON_CHIP, NUMERIC, scalar=True)] = 1.0,
                reduce_op: T[str | None, Op(_REDUCE_OPS, optional=True)] = None,
                reduce_res: T[Array | None, Out("P 1", optional=True)] = None,
-               reduce_cmd: T[cmd, Attr((cmd,), tuple(cmd))] = cmd.idle,
+               reduce_cmd: T[cmd, Attr((cmd,), tuple(cmd)[:4])] = cmd.idle,
                mask: T[Any, Mask] = None, dtype: T[Any, DType] = None,
                regs: T[Array | None, Register("scalar")] = None, **kwargs: Any) -> tuple[Any, ...]:
     """Activation function on the Scalar Engine: result = op(data * scale + bias), computed in float32.
@@ -128,17 +137,9 @@ def activation(op: T[str, Op(ACTIVATIONS)], data: T[Array, In("P F*")], *,
     """
     if regs is None:
         regs = np.zeros((data.shape[0],) + (1,) * (data.ndim - 1), np.float32)
-    with np.errstate(all="ignore"):
-        out = _apply(op, data, bias, scale)
-        if reduce_cmd == cmd.reset:
-            cleared = np.zeros_like(regs)
-            if mask is not None:
-                axes = tuple(range(1, out.ndim))
-                rows = np.broadcast_to(mask, out.shape).any(axis=axes, keepdims=True).reshape(regs.shape)
-                cleared = np.where(rows, cleared, regs)
-            regs = cleared
-        elif reduce_cmd != cmd.idle:
-            regs = _fold(str(reduce_op), out, regs, mask, reduce_cmd == cmd.reduce)
+    out = _apply(op, data, bias, scale)
+    if reduce_cmd != cmd.idle:
+        regs = _accumulate(reduce_op, out, regs, mask, reduce_cmd)
     return out, (None if reduce_res is None else regs), regs
 
 

@@ -169,8 +169,17 @@ def _eye(n: int) -> Array:
     return np.eye(n, dtype=np.float32)
 
 
-def _is_identity(x: Array) -> bool:
-    return x.shape[0] == x.shape[1] and np.array_equal(x.astype(np.float32), _eye(x.shape[0]))
+def _selected(moving: Array) -> Array | slice | None:
+    """Rows of the stationary tile that the columns of `moving` pass on, None if one is not a single 1.
+
+    An identity selects every row; part of one, which a mask leaves, or a permutation is as good.
+    """
+    x = moving.astype(np.float32)
+    if x.shape[0] == x.shape[1] and np.array_equal(x, _eye(x.shape[0])):
+        return slice(None)
+    rows: Array = x.argmax(axis=0)
+    single = (np.count_nonzero(x, axis=0) == 1).all() and (x[rows, np.arange(x.shape[1])] == 1).all()
+    return rows if single else None
 
 
 @instruction(
@@ -210,8 +219,10 @@ def nc_matmul(stationary: T[Array, In("K M", SBUF, FLOATS, operand_mask=True)],
     of the result. Cost: max(min(64, M), N) cycles, times 4 for float32, times 2 for float32 with a onezero
     operand.
     """
-    if is_transpose and not accumulate and _is_identity(moving):
-        return (stationary.T, None) if dst is None else stationary.T.reshape(dst.shape)
+    rows = _selected(moving) if is_transpose and not accumulate else None
+    if rows is not None:
+        moved = stationary[rows].T
+        return (moved, None) if dst is None else moved.reshape(dst.shape)
     a, b = _float32(stationary), _float32(moving)
     if _double_row(perf_mode):
         # [K, 2, F]: the pair joins the contraction.
