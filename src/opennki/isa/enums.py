@@ -24,8 +24,8 @@ class reduce_cmd(IntEnum):
     """What an instruction does to the accumulator registers of its engine before and while it runs.
 
     `idle` leaves them, `reset` sets them to 0, `reduce` accumulates into them, `reset_reduce` sets them to 0
-    and accumulates, `load_reduce` starts from a value that the instruction is given (the number is that of the
-    2.27 tests' enumeration, which the 2.26 stub lacks).
+    and accumulates, `load_reduce` starts from a value that the instruction is given (the number is that of
+    the 2.27 tests' enumeration, which the 2.26 stub lacks).
     """
 
     idle = 0
