@@ -251,16 +251,16 @@ class Dynamic:
                 else:
                     rows = values.reshape(-1)
                     index = index + rows[lo[0]:hi[0]].reshape([-1] + [1] * (rank - 1))
-                good = (index >= 0) & (index < size)
+                good = np.asarray((index >= 0) & (index < size))
                 if not np.all(good):
                     if not outside:
-                        wrong = axis, int(np.asarray(index)[~np.asarray(good)].flat[0]), size
+                        wrong = axis, int(np.asarray(index)[~good].flat[0]), size
                     outside = True
-                    inside = good if inside is None else inside & good
+                    inside = np.asarray(good) if inside is None else inside & good
             total = total + np.asarray(index) * unit
         if outside and not self.skip:
             assert inside is not None
-            bad = np.broadcast_to(~inside, shape)
+            bad = np.broadcast_to(np.logical_not(inside), shape)
             first = int(np.broadcast_to(total, shape)[bad][0])
             # kernels of the vendor's users catch a plain IndexError about the flattened tensor; our report is its cause
             raise IndexError(f"index {first} is out of bounds for axis 0 with size {view.alloc.size}") from self.error(wrong)

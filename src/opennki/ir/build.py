@@ -172,6 +172,19 @@ class Builder:
         """All registers in use."""
         return list(self._registers.values())
 
+    # ---- direct allocation ------------------------------------------------------------------------------------------------------
+    def allocate_directly(self) -> None:
+        """A tensor has a placement of its own: what the compiler cannot add to such a kernel is an error, also where it came before."""
+        self.options["direct_allocation"] = True
+        if "implicit" in self.options:
+            raise make(*self.options["implicit"][:2], loc=self.options["implicit"][2])
+
+    def not_allocated_directly(self, code: str, message: str, loc: Loc) -> None:
+        """The statement needs a tile that the compiler adds: an error in a directly allocated kernel."""
+        if self.options.get("direct_allocation"):
+            raise make(code, message, loc=loc)
+        self.options.setdefault("implicit", (code, message, loc))
+
     # ---- temporaries ------------------------------------------------------------------------------------------------------------
     def last_instr(self) -> Instr | None:
         """The statement appended last, if it is an instruction."""

@@ -1,7 +1,9 @@
-"""Operations of the language on tiles and values: copy, broadcast, selection, matmul, transpose, random numbers, facts of the target.
+"""Operations of the language on tiles and values: copy, broadcast, selection, matmul, transpose, random
+numbers, facts of the target.
 
 Source: api_legacy neuronxcc.nki.language.
 """
+
 from __future__ import annotations
 
 import operator
@@ -10,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from opennki.errors import NkiTypeError, NkiValueError, make
+from opennki import settings
+from opennki.errors import NkiTypeError, NkiValueError, caller, make
 from opennki.ir.affine import Pred
 from opennki.ir.build import current, maybe_current
 from opennki.ir.nodes import Access
 from opennki.isa import dtypes
-from opennki import settings
 from opennki.isa.target import FALLBACK, Target, resolve
 from opennki.lang import ops
 from opennki.lang.create import fill, ndarray, shape_of
@@ -25,7 +27,7 @@ from opennki.lang.ops import need_tile
 from opennki.lang.tensor import Tensor
 
 
-# ---- copies and views ---------------------------------------------------------------------------------------------------------------
+# ---- copies and views ----
 def copy(src: Any, mask: Any = None, dtype: Any = None) -> Tensor:
     """A copy of an on-chip tile, in SBUF unless it is assigned to a PSUM tensor."""
     src = need_tile(src, "nl.copy: src")
@@ -35,16 +37,22 @@ def copy(src: Any, mask: Any = None, dtype: Any = None) -> Tensor:
 
 
 def broadcast_to(src: Any, shape: Any) -> Tensor:
-    """A new SBUF tile with src repeated by NumPy's rules, over partitions too; src itself if it has the shape already."""
+    """A new SBUF tile with src repeated by NumPy's rules, over partitions too; src itself if it has the
+    shape already.
+    """
     sizes, _ = shape_of(shape)
     if isinstance(src, Tensor) and not src.on_chip:
         return src.broadcast_to(sizes)
     src = need_tile(src, "nl.broadcast_to: src")
     if src.shape == sizes:
         return src
-    if len(src.shape) > len(sizes) or not all(n in (1, m) for n, m in zip(src.shape[::-1], sizes[::-1], strict=False)):
-        raise NkiValueError(f"nl.broadcast_to of {src.describe()} to {sizes}", rule="a dimension is broadcast only from size 1, dimensions "
-                            "are counted from the last")
+    if len(src.shape) > len(sizes) or not all(
+        n in (1, m) for n, m in zip(src.shape[::-1], sizes[::-1], strict=False)
+    ):
+        raise NkiValueError(
+            f"nl.broadcast_to of {src.describe()} to {sizes}",
+            rule="a dimension is broadcast only from size 1, dimensions are counted from the last",
+        )
     lead = (1,) * (len(sizes) - len(src.shape))
     wide = ops.broadcast_tile(src.reshape(lead + src.shape) if lead else src, sizes)
     if wide.access.alloc is not src.access.alloc and wide.access.is_whole:
@@ -69,15 +77,17 @@ def static_cast(data: Any, dtype: Any) -> Any:
         raise NkiTypeError(f"nl.static_cast: {exc}") from None
     if dtypes.canonical(dtype) == "bool":
         target = np.dtype(np.bool_)
-    return np.asarray(data).astype(target) if isinstance(data, (np.ndarray, list, tuple)) else target.type(data)
+    return (
+        np.asarray(data).astype(target) if isinstance(data, (np.ndarray, list, tuple)) else target.type(data)
+    )
 
 
-# ---- selection and gathering -----------------------------------------------------------------------------------------------------------
+# ---- selection and gathering ----
 def where(condition: Any, x: Any, y: Any, dtype: Any = None, mask: Any = None) -> Tensor:
     """x where the condition is nonzero, y elsewhere; the shapes broadcast together.
 
-    condition: a tile, or a comparison of index expressions. x, y: tiles or numbers. Result: the promoted dtype of x and y unless
-    dtype is given.
+    condition: a tile, or a comparison of index expressions. x, y: tiles or numbers. Result: the promoted
+    dtype of x and y unless dtype is given.
     """
     tiles = [v for v in (x, y) if isinstance(v, Tensor)]
     for value, what in ((x, "x"), (y, "y")):
@@ -89,8 +99,20 @@ def where(condition: Any, x: Any, y: Any, dtype: Any = None, mask: Any = None) -
     shape = condition.shape
     for tile in tiles:
         shape = ops.joint_shape(shape, tile.shape, "nl.where")
-    kind = dtype if dtype is not None else dtypes.promote(*(
-        v.access.dtype if isinstance(v, Tensor) else "int32" if isinstance(v, Index) else dtypes.weak(v) for v in (x, y)))
+    kind = (
+        dtype
+        if dtype is not None
+        else dtypes.promote(
+            *(
+                v.access.dtype
+                if isinstance(v, Tensor)
+                else "int32"
+                if isinstance(v, Index)
+                else dtypes.weak(v)
+                for v in (x, y)
+            )
+        )
+    )
     operands, psum = [], 0
     for value in (condition, x, y):
         if not isinstance(value, Tensor):
@@ -119,24 +141,32 @@ def _mask_tile(condition: Any, tiles: list[Tensor]) -> Tensor:
 
 
 def gather_flattened(data: Any, indices: Any, mask: Any = None, dtype: Any = None) -> Tensor:
-    """Elements of each partition by index: result[p, i...] = flattened data[p][indices[p, i...]]; indices are uint32."""
-    return call("gather_flattened", (need_tile(data, "nl.gather_flattened: data"), need_tile(indices, "nl.gather_flattened: indices")),  # type: ignore[no-any-return]
-                {"mask": mask, "dtype": dtype})
+    """Elements of each partition by index: result[p, i...] = flattened data[p][indices[p, i...]]; indices
+    are uint32.
+    """
+    return call(
+        "gather_flattened",
+        (need_tile(data, "nl.gather_flattened: data"), need_tile(indices, "nl.gather_flattened: indices")),  # type: ignore[no-any-return]
+        {"mask": mask, "dtype": dtype},
+    )
 
 
-# ---- Tensor Engine ----------------------------------------------------------------------------------------------------------------------
+# ---- Tensor Engine ----
 def matmul(x: Any, y: Any, transpose_x: Any = False, mask: Any = None) -> Tensor:
     """x @ y, or x.T @ y with transpose_x, into PSUM in float32.
 
-    x: [M, K], or [K, M] with transpose_x; y: [K, N]; K and M at most 128, N at most 512. Without transpose_x, x is transposed on
-    the Tensor Engine first (err_transpose_on_tensor_engine_not_allowed_in_allocated_kernel).
+    x: [M, K], or [K, M] with transpose_x; y: [K, N]; K and M at most 128, N at most 512. Without transpose_x,
+    x is transposed on the Tensor Engine first
+    (err_transpose_on_tensor_engine_not_allowed_in_allocated_kernel).
     """
     x, y = need_tile(x, "nl.matmul: x"), need_tile(y, "nl.matmul: y")
     inner = x.shape[0] if transpose_x else prod(x.shape[1:])
     if inner != y.shape[0]:
         axis = "partitions" if transpose_x else "free elements"
-        raise NkiValueError(f"nl.matmul of x {x.shape} and y {y.shape}" + (" with transpose_x" if transpose_x else ""),
-                            rule=f"the {axis} of x and the partitions of y are the contracted dimension, of one size")
+        raise NkiValueError(
+            f"nl.matmul of x {x.shape} and y {y.shape}" + (" with transpose_x" if transpose_x else ""),
+            rule=f"the {axis} of x and the partitions of y are the contracted dimension, of one size",
+        )
     return call("nc_matmul", (_in_sbuf(x) if transpose_x else _transposed(x), _in_sbuf(y)), {"mask": mask})  # type: ignore[no-any-return]
 
 
@@ -159,8 +189,11 @@ def _with_operand_mask(x: Tensor, preds: tuple[Pred, ...]) -> Tensor:
 def _transposed(x: Tensor) -> Tensor:
     """x with partition and free dimension exchanged, in SBUF; operand masks follow."""
     builder = current()
-    if builder.options.get("direct_allocation"):
-        raise make("err_transpose_on_tensor_engine_not_allowed_in_allocated_kernel", "nl.matmul without transpose_x")
+    builder.not_allocated_directly(
+        "err_transpose_on_tensor_engine_not_allowed_in_allocated_kernel",
+        "nl.matmul without transpose_x",
+        caller(),
+    )
     x = _in_sbuf(x)
     a = x.access
     if len(a.shape) > 2:
@@ -168,8 +201,11 @@ def _transposed(x: Tensor) -> Tensor:
     preds = a.mask
     if preds:
         if len(a.shape) > 2:
-            raise make("err_exceed_max_supported_dimension", "nl.matmul: x has an operand mask and more than two dimensions",
-                       operand=x.describe())
+            raise make(
+                "err_exceed_max_supported_dimension",
+                "nl.matmul: x has an operand mask and more than two dimensions",
+                operand=x.describe(),
+            )
         x = Tensor(Access(a.alloc, a.dtype, a.dims, a.shape, a.view), x.block, x.bounds, x.mask)
     turned = call("nc_transpose", (x,), {"mask": _operand_mask(preds, x)})
     moved = call("tensor_copy", (turned,), {"mask": ops.defined(turned)})
@@ -186,28 +222,46 @@ def transpose(x: Any, dtype: Any = None, mask: Any = None) -> Tensor:
     """The transpose of a 2-dimensional tile of at most 128 x 128, in PSUM."""
     x = need_tile(x, "nl.transpose: x")
     if len(x.shape) != 2:
-        raise make("err_exceed_max_supported_dimension", f"nl.transpose of {len(x.shape)} dimensions, expected 2", operand=x.describe())
+        raise make(
+            "err_exceed_max_supported_dimension",
+            f"nl.transpose of {len(x.shape)} dimensions, expected 2",
+            operand=x.describe(),
+        )
     most = current().target.pe_rows
     if max(x.shape) > most:
-        raise make("err_size_of_dimension_exceed_arch_limit", f"nl.transpose of shape {x.shape}, at most {most} x {most}",
-                   operand=x.describe())
+        raise make(
+            "err_size_of_dimension_exceed_arch_limit",
+            f"nl.transpose of shape {x.shape}, at most {most} x {most}",
+            operand=x.describe(),
+        )
     return call("nc_transpose", (_in_sbuf(x),), {"dtype": dtype, "mask": mask})  # type: ignore[no-any-return]
 
 
-# ---- random numbers ---------------------------------------------------------------------------------------------------------------------
+# ---- random numbers ----
 def rand(shape: Any, dtype: Any = np.float32) -> Tensor:
     """A tile of random numbers, uniform in [0, 1)."""
-    sizes, _ = shape_of(shape)
+    sizes, partition = shape_of(shape)
+    if partition:
+        raise make(
+            "err_leading_dimension_of_tensor_must_be_partition",
+            f"nl.rand of {shape}, whose dimension {partition} is the partition dimension",
+        )
     return call("rand", (sizes,), {"dtype": dtype})  # type: ignore[no-any-return]
 
 
 def random_seed(seed: Any, mask: Any = None) -> None:
     """Set the seed of the random numbers that follow: a number, or a tile of one element."""
-    call("random_seed", (need_tile(seed, "nl.random_seed: seed") if isinstance(seed, Tensor) else seed,), {"mask": mask})
+    call(
+        "random_seed",
+        (need_tile(seed, "nl.random_seed: seed") if isinstance(seed, Tensor) else seed,),
+        {"mask": mask},
+    )
 
 
 def dropout(x: Any, rate: Any, dtype: Any = None, mask: Any = None) -> Tensor:
-    """x with elements set to 0 with probability `rate`: a number, a tile of one element, or [P, 1]; the others are not scaled."""
+    """x with elements set to 0 with probability `rate`: a number, a tile of one element, or [P, 1]; the
+    others are not scaled.
+    """
     x = need_tile(x, "nl.dropout: x")
     if isinstance(rate, Tensor):
         rate = need_tile(rate, "nl.dropout: rate")
@@ -216,12 +270,27 @@ def dropout(x: Any, rate: Any, dtype: Any = None, mask: Any = None) -> Tensor:
     return call("dropout", (x, rate), {"dtype": dtype, "mask": mask})  # type: ignore[no-any-return]
 
 
-# ---- programs ---------------------------------------------------------------------------------------------------------------------------
-def all_reduce(x: Any, op: Any, program_axes: Any, dtype: Any = None, mask: Any = None, parallel_reduce: Any = True,
-               asynchronous: Any = False) -> Tensor:
+# ---- programs ----
+def all_reduce(
+    x: Any,
+    op: Any,
+    program_axes: Any,
+    dtype: Any = None,
+    mask: Any = None,
+    parallel_reduce: Any = True,
+    asynchronous: Any = False,
+) -> Tensor:
     """x reduced over the programs along axes of the launch grid; every program gets the result."""
-    return call("all_reduce", (need_tile(x, "nl.all_reduce: x"), op, program_axes_of(program_axes)),  # type: ignore[no-any-return]
-                {"dtype": dtype, "mask": mask, "parallel_reduce": bool(parallel_reduce), "asynchronous": bool(asynchronous)})
+    return call(
+        "all_reduce",
+        (need_tile(x, "nl.all_reduce: x"), op, program_axes_of(program_axes)),  # type: ignore[no-any-return]
+        {
+            "dtype": dtype,
+            "mask": mask,
+            "parallel_reduce": bool(parallel_reduce),
+            "asynchronous": bool(asynchronous),
+        },
+    )
 
 
 def program_axes_of(axes: Any) -> tuple[int, ...]:
@@ -232,12 +301,18 @@ def program_axes_of(axes: Any) -> tuple[int, ...]:
         if isinstance(axis, Index):
             variables = axis.base.variables()
             if len(variables) != 1 or variables[0] not in grid:
-                raise NkiTypeError(f"program axis {axis!r}", rule="a program axis is an integer, or nl.program_id of that axis")
+                raise NkiTypeError(
+                    f"program axis {axis!r}",
+                    rule="a program axis is an integer, or nl.program_id of that axis",
+                )
             out.append(grid.index(variables[0]))
             continue
         number = operator.index(axis)
         if not 0 <= number < max(1, len(grid)):
-            raise NkiValueError(f"program axis {number} of a grid of {len(grid)} dimensions", rule="a program axis is one of the launch grid")
+            raise NkiValueError(
+                f"program axis {number} of a grid of {len(grid)} dimensions",
+                rule="a program axis is one of the launch grid",
+            )
         out.append(number)
     return tuple(out)
 
@@ -250,15 +325,23 @@ def barrier(program_axes: Any) -> None:
 def device_print(prefix: Any, x: Any, mask: Any = None) -> None:
     """Print a prefix and the values of a tile, in simulation only."""
     if not isinstance(x, Tensor):
-        raise NkiTypeError(f"nl.device_print of {type(x).__name__}", rule="x is a tile", fix="use print for values known at trace time")
+        raise NkiTypeError(
+            f"nl.device_print of {type(x).__name__}",
+            rule="x is a tile",
+            fix="use print for values known at trace time",
+        )
     call("device_print", (str(prefix), Tensor(x.access, 0, x.bounds, x.mask)), {"mask": mask})
 
 
-# ---- facts --------------------------------------------------------------------------------------------------------------------------------
+# ---- facts ----
 def target_record() -> Target:
     """The target of the kernel that is being traced, else that of the settings."""
     builder = maybe_current()
-    return builder.target if builder is not None else resolve(settings.current().platform_target_override or FALLBACK)
+    return (
+        builder.target
+        if builder is not None
+        else resolve(settings.current().platform_target_override or FALLBACK)
+    )
 
 
 class TileSize:
@@ -308,17 +391,15 @@ class TileSize:
 tile_size = TileSize()
 
 
-class fp32:  # noqa: N801  (the vendor's name)
+class fp32:
     """Limits of float32."""
 
     min = float(np.finfo(np.float32).min)
     max = float(np.finfo(np.float32).max)
 
 
-class bfp16:  # noqa: N801  (the vendor's name)
+class bfp16:
     """Limits of bfloat16."""
 
     min = float(dtypes.finfo("bfloat16").min)
     max = float(dtypes.finfo("bfloat16").max)
-
-

@@ -214,6 +214,7 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], into: Tensor 
     if not engine:
         engine = decl.choose_engine(call_info, builder.target) if decl.choose_engine else decl.engines[0]
         call_info.engine = engine
+    _check_explicit(decl, frozen, engine, builder, where)
     iteration = _iteration_shape(decl, call_info, frozen)
     preds = _aligned_mask(mask, iteration)
     for value, what in bounds:
@@ -231,6 +232,20 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], into: Tensor 
     if not results:
         return None
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def _check_explicit(decl: Instruction, operands: tuple[Any, ...], engine: str, builder: Builder, where: Any) -> None:
+    """Whoever places tensors directly also makes the tiles that the compiler would add: the zero bias of an activation, and the identity
+    of a transposition on the Tensor Engine.
+    """
+    code = ""
+    if decl.family == "activation" and operands[decl.index["bias"]] is None and (
+            operands[decl.index["op"]] != "reciprocal" or builder.target.generation > 2):
+        code = "err_bias_tensor_must_be_specified_in_allocation"
+    elif decl.family == "transpose" and engine == "tensor":
+        code = "err_transpose_on_tensor_engine_not_allowed_in_allocated_kernel"
+    if code:
+        builder.not_allocated_directly(code, f"{decl.name} in a directly allocated kernel", where)
 
 
 def _operator(decl: Instruction, what: str, spec: Op, value: Any) -> str | None:

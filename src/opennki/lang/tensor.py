@@ -335,7 +335,7 @@ class Tensor:
         rank = len(self.shape) + len(axes)
         places = {a + rank if a < 0 else a for a in axes}
         if 0 in places and self.on_chip:
-            raise NkiValueError(f"expand_dims at axis 0 of {self.describe()}", rule="the partition dimension stays first")
+            raise make("err_leading_dimension_of_tensor_must_be_partition", f"expand_dims at axis 0 of {self.describe()}")
         source = iter(self.shape)
         return Tensor(view.reshape(self.access, tuple(1 if i in places else next(source) for i in range(rank))), self.block)
 
