@@ -1,4 +1,6 @@
-"""Small kernels in tests of the language: make one from a function of tiles, run it, compare, look at its instructions."""
+"""Small kernels in tests of the language: make one from a function of tiles, run it, compare, look at its
+instructions.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,13 @@ def run(fn, *args, target="trn1", grid=None, **options):
 
 def tiles(fn, *arrays, target="trn1", out_dtype=None):
     """fn of the loaded arrays (128 rows at most), stored; the result has the shape and dtype of the tile."""
+
     def kernel(*inputs):
         result = fn(*[nl.load(x) for x in inputs])
         out = nl.ndarray(result.shape, out_dtype or result.dtype, buffer=nl.shared_hbm)
         nl.store(out, result)
         return out
+
     return run(kernel, *arrays, target=target)
 
 
@@ -68,7 +72,9 @@ def sample(shape, dtype=FP32, seed=0, low=-4.0, high=4.0):
 
 
 def close(got, want, dtype=None, steps=2.0):
-    """Equal up to `steps` units in the last place of the dtype of `got` (float32 arithmetic, rounded once)."""
+    """Equal up to `steps` units in the last place of the dtype of `got` (float32 arithmetic, rounded
+    once).
+    """
     dtype = np.dtype(dtype or got.dtype)
     got, want = np.asarray(got).astype(np.float64), np.asarray(want).astype(np.float64)
     assert got.shape == want.shape, (got.shape, want.shape)

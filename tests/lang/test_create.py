@@ -12,13 +12,16 @@ from opennki.dialects.neuronxcc import language as nl
 from opennki.errors import NkiWarning
 from opennki.lang.memory import psum as allocated_psum
 from opennki.lang.memory import sbuf as allocated_sbuf
-from tests.lang.harness import BF16, FLOATS, FP32, INTS, close, fails, kernel_of, ops, run, sample, tiles
+
+from .harness import BF16, FLOATS, FP32, INTS, close, fails, kernel_of, ops, run, sample, tiles
 
 pytestmark = pytest.mark.oracle
 X = sample((4, 6))
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTS, np.dtype(np.bool_), np.dtype(ml_dtypes.float8_e5m2)], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [*FLOATS, *INTS, np.dtype(np.bool_), np.dtype(ml_dtypes.float8_e5m2)], ids=str
+)
 def test_fills(dtype):
     def body(t):
         return nl.zeros((4, 6), dtype), nl.ones((4, 6), dtype), nl.full((4, 6), 3, dtype)
@@ -30,6 +33,7 @@ def test_fills(dtype):
             nl.store(out, t)
             outs.append(out)
         return tuple(outs)
+
     for got, number in zip(run(kernel, X), (0, 1, 3), strict=True):
         close(got.astype(np.float32), np.full((4, 6), min(number, 1) if dtype == np.bool_ else number))
 
@@ -37,7 +41,7 @@ def test_fills(dtype):
 @pytest.mark.parametrize("buffer", [nl.sbuf, nl.psum, None])
 @pytest.mark.parametrize("shape", [(2, nl.par_dim(16), 5), (2, 3, nl.par_dim(16), 5), (nl.par_dim(16), 4, 5)])
 def test_block_dimensions_are_filled_by_one_memset(buffer, shape):
-    blocks = tuple(int(n) for n in shape[:[isinstance(n, type(nl.par_dim(1))) for n in shape].index(True)])
+    blocks = tuple(int(n) for n in shape[: [isinstance(n, type(nl.par_dim(1))) for n in shape].index(True)])
 
     def kernel(x):
         out = nl.ndarray(shape, nl.float32, buffer=nl.shared_hbm)
@@ -45,6 +49,7 @@ def test_block_dimensions_are_filled_by_one_memset(buffer, shape):
         for index in np.ndindex(blocks):
             nl.store(out[index], t[index] if index else t)
         return out
+
     close(run(kernel, X), np.full(tuple(int(n) for n in shape), 2.5))
     assert ops(kernel, X).count("memset") == 1
 
@@ -54,6 +59,7 @@ def test_values_of_other_kinds():
         out = nl.ndarray((4, 6), nl.bfloat16, buffer=nl.shared_hbm)
         nl.store(out, nl.full((4, 6), fill_value=nl.finfo(nl.bfloat16).min, dtype=nl.bfloat16))
         return out
+
     close(run(kernel, X), np.full((4, 6), float(ml_dtypes.finfo(BF16).min)))
 
 
@@ -70,6 +76,7 @@ def test_like():
         empty[...] = zero + t
         nl.store(hbm, empty)
         return hbm
+
     close(run(kernel, x), x)
 
 
@@ -88,6 +95,7 @@ def test_equal_constants_are_one():
         assert nl.shared_identity_matrix(128, dtype=nl.bfloat16).access.alloc is not a.access.alloc
         nl.store(out, nl.load(a))
         return out
+
     close(run(kernel, X), np.eye(128))
 
 
@@ -100,6 +108,7 @@ def test_facts_of_a_tensor():
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
         nl.store(out, nl.load(x))
         return out
+
     close(run(kernel, X), X)
 
 
@@ -111,6 +120,7 @@ def test_private_hbm_is_memory_of_the_program():
             nl.store(scratch, nl.load(x) * i)
             nl.store(out, nl.load(scratch))
         return out
+
     close(run(kernel, X), X * 2)
 
 
@@ -120,6 +130,7 @@ def made(fn):
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
         nl.store(out, nl.load(x))
         return out
+
     return kernel
 
 
@@ -128,24 +139,35 @@ def in_loop(x):
         nl.ndarray((4, 6), nl.float32, buffer=nl.shared_hbm)
 
 
-@pytest.mark.parametrize("code,fn", [
-    ("err_num_partition_exceed_arch_limit", lambda x: nl.ndarray((129, 4), nl.float32)),
-    ("err_num_partition_exceed_arch_limit", lambda x: nl.zeros((2, nl.par_dim(200), 4), nl.float32)),
-    ("err_hbm_tensor_with_init_value_not_supported", lambda x: nl.zeros((4, 4), nl.float32, buffer=nl.hbm)),
-    ("err_hbm_tensor_with_init_value_not_supported", lambda x: nl.full((4, 4), 1, nl.float32, buffer=nl.shared_hbm)),
-    ("err_tensor_creation_on_scratchpad_with_init_value_not_supported",
-     lambda x: nl.ones((4, 4), nl.float32, buffer=allocated_sbuf.mod_alloc(base_addr=0))),
-    ("err_shared_hbm_must_in_kernel_level", in_loop),
-    ("", lambda x: nl.ndarray((128,), nl.float32)),
-    ("", lambda x: nl.ndarray((4, 2.5), nl.float32)),
-    ("", lambda x: nl.ndarray((4, 0), nl.float32)),
-    ("", lambda x: nl.ndarray((nl.par_dim(4), nl.par_dim(4)), nl.float32)),
-    ("", lambda x: nl.ndarray((4, 4), "no_dtype")),
-    ("", lambda x: nl.ndarray((4, 4), nl.float32, buffer="cache")),
-    ("", lambda x: nl.ndarray((4, 4), nl.float32, init=3)),
-    ("", lambda x: nl.zeros_like(3)),
-    ("", lambda x: nl.full((4, 4), nl.load(x), nl.float32)),
-])
+@pytest.mark.parametrize(
+    "code,fn",
+    [
+        ("err_num_partition_exceed_arch_limit", lambda x: nl.ndarray((129, 4), nl.float32)),
+        ("err_num_partition_exceed_arch_limit", lambda x: nl.zeros((2, nl.par_dim(200), 4), nl.float32)),
+        (
+            "err_hbm_tensor_with_init_value_not_supported",
+            lambda x: nl.zeros((4, 4), nl.float32, buffer=nl.hbm),
+        ),
+        (
+            "err_hbm_tensor_with_init_value_not_supported",
+            lambda x: nl.full((4, 4), 1, nl.float32, buffer=nl.shared_hbm),
+        ),
+        (
+            "err_tensor_creation_on_scratchpad_with_init_value_not_supported",
+            lambda x: nl.ones((4, 4), nl.float32, buffer=allocated_sbuf.mod_alloc(base_addr=0)),
+        ),
+        ("err_shared_hbm_must_in_kernel_level", in_loop),
+        ("", lambda x: nl.ndarray((128,), nl.float32)),
+        ("", lambda x: nl.ndarray((4, 2.5), nl.float32)),
+        ("", lambda x: nl.ndarray((4, 0), nl.float32)),
+        ("", lambda x: nl.ndarray((nl.par_dim(4), nl.par_dim(4)), nl.float32)),
+        ("", lambda x: nl.ndarray((4, 4), "no_dtype")),
+        ("", lambda x: nl.ndarray((4, 4), nl.float32, buffer="cache")),
+        ("", lambda x: nl.ndarray((4, 4), nl.float32, init=3)),
+        ("", lambda x: nl.zeros_like(3)),
+        ("", lambda x: nl.full((4, 4), nl.load(x), nl.float32)),
+    ],
+)
 def test_errors(code, fn):
     fails(code, made(fn), X)
 
@@ -175,4 +197,5 @@ def test_direct_allocation_is_noted():
         out = nl.ndarray((32, 8), x.dtype, buffer=nl.shared_hbm)
         nl.store(out, nl.matmul(nl.load(x), nl.load(y)))
         return out
+
     fails("err_transpose_on_tensor_engine_not_allowed_in_allocated_kernel", product, x, y)

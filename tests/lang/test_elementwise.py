@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from opennki.dialects.neuronxcc import language as nl
-from tests.lang.harness import BF16, FLOATS, FP16, FP32, INTS, close, fails, ops, run, sample, tiles
+
+from .harness import BF16, FLOATS, FP16, FP32, INTS, close, fails, ops, run, sample, tiles
 
 pytestmark = pytest.mark.oracle
 _erf = np.vectorize(math.erf)
@@ -27,15 +28,31 @@ def phi(x):
 
 
 ORACLES = {
-    "abs": np.abs, "arctan": np.arctan, "ceil": np.ceil, "cos": np.cos, "erf": _erf,
-    "erf_dx": lambda x: 2 / math.sqrt(math.pi) * np.exp(-x * x), "exp": np.exp, "floor": np.floor,
-    "gelu": lambda x: x * phi(x), "gelu_apprx_sigmoid": lambda x: x * sigmoid(1.702 * x),
+    "abs": np.abs,
+    "arctan": np.arctan,
+    "ceil": np.ceil,
+    "cos": np.cos,
+    "erf": _erf,
+    "erf_dx": lambda x: 2 / math.sqrt(math.pi) * np.exp(-x * x),
+    "exp": np.exp,
+    "floor": np.floor,
+    "gelu": lambda x: x * phi(x),
+    "gelu_apprx_sigmoid": lambda x: x * sigmoid(1.702 * x),
     "gelu_apprx_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "gelu_dx": lambda x: phi(x) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi),
-    "mish": lambda x: x * np.tanh(softplus(x)), "negative": np.negative, "relu": lambda x: np.maximum(x, 0),
-    "sigmoid": sigmoid, "sign": np.sign, "silu": lambda x: x * sigmoid(x),
-    "silu_dx": lambda x: sigmoid(x) * (1 + x * (1 - sigmoid(x))), "sin": np.sin, "softplus": softplus,
-    "square": np.square, "tan": np.tan, "tanh": np.tanh, "trunc": np.trunc,
+    "mish": lambda x: x * np.tanh(softplus(x)),
+    "negative": np.negative,
+    "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": sigmoid,
+    "sign": np.sign,
+    "silu": lambda x: x * sigmoid(x),
+    "silu_dx": lambda x: sigmoid(x) * (1 + x * (1 - sigmoid(x))),
+    "sin": np.sin,
+    "softplus": softplus,
+    "square": np.square,
+    "tan": np.tan,
+    "tanh": np.tanh,
+    "trunc": np.trunc,
 }
 POSITIVE = {"log": np.log, "reciprocal": lambda x: 1 / x, "rsqrt": lambda x: 1 / np.sqrt(x), "sqrt": np.sqrt}
 
@@ -62,8 +79,14 @@ def test_unary_of_integers(dtype):
 
 
 BINARY = {
-    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide, "maximum": np.maximum,
-    "minimum": np.minimum, "fmod": np.fmod, "mod": np.mod,
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "divide": np.divide,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "fmod": np.fmod,
+    "mod": np.mod,
 }
 
 
@@ -93,10 +116,20 @@ def test_binary_broadcasts(name, shape):
     close(tiles(fn, y, x), BINARY[name](y, x))
 
 
-@pytest.mark.parametrize("name,oracle", [("equal", np.equal), ("not_equal", np.not_equal), ("greater", np.greater),
-                                         ("greater_equal", np.greater_equal), ("less", np.less),
-                                         ("less_equal", np.less_equal), ("logical_and", np.logical_and),
-                                         ("logical_or", np.logical_or), ("logical_xor", np.logical_xor)])
+@pytest.mark.parametrize(
+    "name,oracle",
+    [
+        ("equal", np.equal),
+        ("not_equal", np.not_equal),
+        ("greater", np.greater),
+        ("greater_equal", np.greater_equal),
+        ("less", np.less),
+        ("less_equal", np.less_equal),
+        ("logical_and", np.logical_and),
+        ("logical_or", np.logical_or),
+        ("logical_xor", np.logical_xor),
+    ],
+)
 @pytest.mark.parametrize("dtype", [FP32, BF16, np.dtype(np.int32)], ids=str)
 def test_comparisons_are_bool(name, oracle, dtype):
     x = np.array([[0, 1, 2, 3, 0]], dtype)
@@ -107,8 +140,10 @@ def test_comparisons_are_bool(name, oracle, dtype):
     assert tiles(lambda a, b: getattr(nl, name)(a, b, dtype=nl.float32), x, y).dtype == np.float32
 
 
-@pytest.mark.parametrize("name,oracle", [("bitwise_and", np.bitwise_and), ("bitwise_or", np.bitwise_or),
-                                         ("bitwise_xor", np.bitwise_xor)])
+@pytest.mark.parametrize(
+    "name,oracle",
+    [("bitwise_and", np.bitwise_and), ("bitwise_or", np.bitwise_or), ("bitwise_xor", np.bitwise_xor)],
+)
 @pytest.mark.parametrize("dtype", INTS, ids=str)
 def test_bitwise(name, oracle, dtype):
     x, y = sample((4, 9), dtype, 8), sample((4, 9), dtype, 9)
@@ -125,13 +160,20 @@ def test_shifts():
 
 def test_power():
     x = sample((8, 8), FP32, 10, 0.5, 2.0)
-    close(tiles(lambda t: nl.power(t, 3), x), x.astype(np.float64)**3, steps=8)
-    close(tiles(nl.power, x, x), x.astype(np.float64)**x, steps=8)
-    close(tiles(lambda t: t ** 2.0, x), x.astype(np.float64)**2, steps=8)
+    close(tiles(lambda t: nl.power(t, 3), x), x.astype(np.float64) ** 3, steps=8)
+    close(tiles(nl.power, x, x), x.astype(np.float64) ** x, steps=8)
+    close(tiles(lambda t: t**2.0, x), x.astype(np.float64) ** 2, steps=8)
 
 
-@pytest.mark.parametrize("a,b,want", [(BF16, FP32, FP32), (FP16, BF16, FP32), (np.dtype(np.int8), FP16, FP16),
-                                      (np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.int16))])
+@pytest.mark.parametrize(
+    "a,b,want",
+    [
+        (BF16, FP32, FP32),
+        (FP16, BF16, FP32),
+        (np.dtype(np.int8), FP16, FP16),
+        (np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.int16)),
+    ],
+)
 def test_promotion(a, b, want):
     x, y = sample((4, 4), a, 11), sample((4, 4), b, 12)
     got = tiles(nl.add, x, y)
@@ -148,8 +190,11 @@ def test_weak_numbers():
 
 def test_operators():
     x, y = sample((8, 5), FP32, 15), sample((8, 5), FP32, 16, 1.0, 2.0)
-    close(tiles(lambda a, b: (a + b) * a - b / 2.0 + -a + abs(b) - 1 / b, x, y),
-          (x + y) * x - y / 2 - x + np.abs(y) - 1 / y, steps=16)
+    close(
+        tiles(lambda a, b: (a + b) * a - b / 2.0 + -a + abs(b) - 1 / b, x, y),
+        (x + y) * x - y / 2 - x + np.abs(y) - 1 / y,
+        steps=16,
+    )
     close(tiles(lambda a, b: (a > b) & (b >= 1.0), x, y), (x > y) & (y >= 1))
     close(tiles(lambda a, b: a % b, x, y), x % y)
 
@@ -164,6 +209,7 @@ def test_in_place_operators():
         b -= a
         b /= 4.0
         return b
+
     close(tiles(body, x), x / 4)
 
 
@@ -174,10 +220,11 @@ def test_masked_result_leaves_the_rest():
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
         t = nl.load(x)
         r = nl.zeros(x.shape, x.dtype)
-        i, j = nl.mgrid[0:8, 0:16]
+        _i, j = nl.mgrid[0:8, 0:16]
         r[...] = nl.multiply(t, 2.0, mask=j < 10)
         nl.store(out, r)
         return out
+
     want = np.where(np.arange(16)[None] < 10, x * 2, 0)
     close(run(kernel, x), want)
 
@@ -201,5 +248,7 @@ def test_errors():
     assert "two numbers" in str(fails("", lambda x: _store(nl.add(1, 2)), x))
     y = sample((4, 5))
     assert "broadcast" in str(fails("", lambda x, y: _store(nl.add(nl.load(x), nl.load(y))), x, y))
-    fails("err_num_partition_mismatch", lambda x, y: _store(nl.add(nl.load(x), nl.load(y))), x, sample((3, 4)))
+    fails(
+        "err_num_partition_mismatch", lambda x, y: _store(nl.add(nl.load(x), nl.load(y))), x, sample((3, 4))
+    )
     assert "NumPy" in str(fails("", lambda x: _store(nl.add(nl.load(x), np.ones((4, 4), np.float32))), x))

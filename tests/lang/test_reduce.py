@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from opennki.dialects.neuronxcc import language as nl
-from tests.lang.harness import BF16, FLOATS, FP32, INTS, close, fails, ops, run, sample, tiles
+
+from .harness import BF16, FLOATS, FP32, INTS, close, fails, ops, run, sample, tiles
 
 pytestmark = pytest.mark.oracle
 NUMPY = {"max": np.max, "min": np.min, "sum": np.sum, "prod": np.prod, "mean": np.mean}
@@ -58,7 +59,9 @@ def test_all():
     got = tiles(lambda t: nl.all(t, 1), x)
     assert got.dtype in (np.bool_, np.uint8)
     close(got, np.array([[1], [0], [0], [1]]))
-    close(tiles(lambda t: nl.all(t, 1, dtype=nl.float32), x[:, :1]), np.array([[1], [1], [0], [1]], np.float32))
+    close(
+        tiles(lambda t: nl.all(t, 1, dtype=nl.float32), x[:, :1]), np.array([[1], [1], [0], [1]], np.float32)
+    )
 
 
 @pytest.mark.parametrize("name", NUMPY)
@@ -99,9 +102,14 @@ def test_rms_norm(dtype, w_shape):
 
     def body(t, g):
         return nl.rms_norm(t, g if w_shape else None, axis=1, n=40, epsilon=1e-5)
+
     got = tiles(body, x, w)
     x64 = x.astype(np.float64)
-    want = x64 / np.sqrt((x64 * x64).sum(1, keepdims=True) / 40 + 1e-5) * (w.astype(np.float64) if w_shape else 1)
+    want = (
+        x64
+        / np.sqrt((x64 * x64).sum(1, keepdims=True) / 40 + 1e-5)
+        * (w.astype(np.float64) if w_shape else 1)
+    )
     assert got.dtype == dtype
     close(got, want, steps=8 if dtype == FP32 else 1.5)
 
@@ -113,21 +121,33 @@ def test_reduction_is_one_instruction():
         out = nl.ndarray((4, 1), x.dtype, buffer=nl.shared_hbm)
         nl.store(out, nl.max(nl.load(x), (1, 2)))
         return out
+
     assert ops(kernel, x) == ["dma_copy", "tensor_reduce", "dma_copy"]
 
 
-@pytest.mark.parametrize("axis,text", [(0, "tensor_partition_reduce"), (5, "free axes"), ((1, 1), "at most once"), (-2, "partition"),
-                                       ("x", "integer")])
+@pytest.mark.parametrize(
+    "axis,text",
+    [
+        (0, "tensor_partition_reduce"),
+        (5, "free axes"),
+        ((1, 1), "at most once"),
+        (-2, "partition"),
+        ("x", "integer"),
+    ],
+)
 def test_axis_errors(axis, text):
     def kernel(x):
         out = nl.ndarray((4, 1), x.dtype, buffer=nl.shared_hbm)
         nl.store(out, nl.sum(nl.load(x), axis))
         return out
+
     assert text in str(fails("", kernel, sample((4, 6))))
 
 
-# ---- loop_reduce ----------------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("op,oracle", [(np.add, np.sum), (np.max, np.max), (nl.minimum, np.min), ("multiply", np.prod)])
+# ---- loop_reduce ----
+@pytest.mark.parametrize(
+    "op,oracle", [(np.add, np.sum), (np.max, np.max), (nl.minimum, np.min), ("multiply", np.prod)]
+)
 @pytest.mark.parametrize("eager", [False, True])
 def test_loop_reduce_into_a_tile(op, oracle, eager):
     x = sample((4, 16, 8), FP32, 9)
@@ -139,6 +159,7 @@ def test_loop_reduce_into_a_tile(op, oracle, eager):
             acc[...] = nl.loop_reduce(nl.load(x[i]), op, loop_indices=[i])
         nl.store(out, acc)
         return out
+
     close(run(kernel, x, eager=eager), oracle(x.astype(np.float64), 0), steps=8)
 
 
@@ -153,6 +174,7 @@ def test_loop_reduce_into_a_name():
                 acc = nl.loop_reduce(nl.load(x[i, j]), op=np.add, loop_indices=(i, j))
         nl.store(out, acc)
         return out
+
     close(run(kernel, x), x.astype(np.float64).sum((0, 1)), steps=8)
 
 
@@ -165,10 +187,13 @@ def test_loop_reduce_with_other_loops_around_and_inside():
             acc = nl.ndarray((2, nl.par_dim(16), 8), nl.float32)
             for k in nl.affine_range(3):
                 for m in nl.affine_range(2):
-                    acc[m, :, 0:8] = nl.loop_reduce(nl.load(x[b, k, m]), op=np.add, loop_indices=[k], dtype=nl.float32)
+                    acc[m, :, 0:8] = nl.loop_reduce(
+                        nl.load(x[b, k, m]), op=np.add, loop_indices=[k], dtype=nl.float32
+                    )
             for m in nl.affine_range(2):
                 nl.store(out[b, m], acc[m])
         return out
+
     close(run(kernel, x), x.astype(np.float64).sum(1), steps=1.01)
 
 
@@ -183,6 +208,7 @@ def test_loop_reduce_of_unrolled_loops():
                 acc[...] = nl.loop_reduce(nl.load(x[b, k]), op=np.max, loop_indices=[k])
             nl.store(out[b], acc)
         return out
+
     close(run(kernel, x), x.max(1))
 
 
@@ -196,6 +222,7 @@ def test_loop_reduce_leaves_masked_iterations_out():
             acc[...] = nl.loop_reduce(nl.load(x[i]), np.add, loop_indices=[i], mask=(i >= 2))
         nl.store(out, acc)
         return out
+
     close(run(kernel, x), x[2:].astype(np.float64).sum(0), steps=4)
 
 
@@ -209,6 +236,7 @@ def test_loop_reduce_of_matmuls_in_psum():
             acc[...] = nl.loop_reduce(nl.matmul(nl.load(a[k]), nl.load(b[k]), transpose_x=True), np.add, [k])
         nl.store(out, acc)
         return out
+
     want = np.einsum("kim,kin->mn", a.astype(np.float64), b.astype(np.float64))
     np.testing.assert_allclose(run(kernel, a, b), want, rtol=1e-5, atol=1e-4)
 
@@ -222,7 +250,9 @@ def test_loop_reduce_errors():
             for i in nl.affine_range(4):
                 nl.store(out, fn(nl.load(x[i]), i))
             return out
+
         return kernel
+
     assert "assigned" in str(fails("", body(lambda t, i: nl.exp(nl.loop_reduce(t, np.add, [i]))), x))
     assert "loop_indices" in str(fails("", body(lambda t, i: nl.loop_reduce(t, np.add, [t])), x))
     assert "identity" in str(fails("", body(lambda t, i: nl.loop_reduce(t, np.divide, [i])), x))
@@ -234,4 +264,5 @@ def test_loop_reduce_errors():
                 acc = nl.loop_reduce(nl.load(x[2 * i + j]), np.add, [i])
         nl.store(out, acc)
         return out
+
     assert "acc[i]" in str(fails("", inner, x))

@@ -15,8 +15,10 @@ from opennki.dialects.neuronxcc import language as nl
 from opennki.errors import NkiError, NkiNotYet
 from opennki.isa import scalar
 
-TABLE = [line.split(" ", 2) for line in
-         (Path(__file__).parent.parent / "data" / "language_signatures.txt").read_text().splitlines()]
+TABLE = [
+    line.split(" ", 2)
+    for line in (Path(__file__).parent.parent / "data" / "language_signatures.txt").read_text().splitlines()
+]
 FUNCTIONS = [(name, text) for kind, name, text in TABLE if kind == "function"]
 DTYPES = {name: text.split(" = ")[-1] for kind, name, text in TABLE if kind == "dtype"}
 
@@ -25,8 +27,11 @@ def shown(name):
     signature = inspect.signature(getattr(nl, name))
     plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     text = name + str(inspect.Signature(plain))
-    for shape, short in (("<class 'bool'>", "bool"), ("<class 'numpy.float32'>", "np.float32"),
-                         ("<class 'numpy.uint8'>", "np.uint8")):
+    for shape, short in (
+        ("<class 'bool'>", "bool"),
+        ("<class 'numpy.float32'>", "np.float32"),
+        ("<class 'numpy.uint8'>", "np.uint8"),
+    ):
         text = text.replace(shape, short)
     return text
 
@@ -50,7 +55,9 @@ def test_documented(name, text):
     assert len(getattr(nl, name).__doc__) > 20
 
 
-@pytest.mark.parametrize("name", "uint8 int8 uint16 int16 uint32 int32 float16 float32 bool_".split())
+@pytest.mark.parametrize(
+    "name", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "float16", "float32", "bool_"]
+)
 def test_numpy_types(name):
     assert getattr(nl, name) is getattr(np, name)
 
@@ -65,8 +72,17 @@ def test_functions_are_operators(name):
     assert scalar.resolve(getattr(nl, name)) == name
 
 
-@pytest.mark.parametrize("name,op", [("max", "maximum"), ("min", "minimum"), ("sum", "add"), ("prod", "multiply"),
-                                     ("all", "logical_and"), ("copy", "copy")])
+@pytest.mark.parametrize(
+    "name,op",
+    [
+        ("max", "maximum"),
+        ("min", "minimum"),
+        ("sum", "add"),
+        ("prod", "multiply"),
+        ("all", "logical_and"),
+        ("copy", "copy"),
+    ],
+)
 def test_reductions_are_operators(name, op):
     assert scalar.resolve(getattr(nl, name)) == op
 
@@ -74,16 +90,16 @@ def test_reductions_are_operators(name, op):
 def test_unknown_name_is_an_attribute_error_that_names_it():
     assert not hasattr(nl, "no_such_function")
     with pytest.raises(NkiNotYet, match=r"neuronxcc\.nki\.language\.no_such_function"):
-        nl.no_such_function  # noqa: B018
+        nl.no_such_function
     for module in (typing, iterators, constants):
         assert not hasattr(module, "no_such_name")
         with pytest.raises(AttributeError, match="no_such_name"):
-            module.no_such_name  # noqa: B018
+            module.no_such_name
 
 
 def test_python_probes_are_no_vendor_names():
     with pytest.raises(AttributeError) as caught:
-        nl.__wrapped__  # noqa: B018
+        nl.__wrapped__
     assert not isinstance(caught.value, NkiError)
 
 
@@ -95,7 +111,9 @@ def test_facts():
     assert nl.tile_size.pmax == 128 and nl.tile_size.psum_fmax == 512
     assert nl.tile_size.gemm_stationary_fmax == 128 and nl.tile_size.gemm_moving_fmax == 512
     assert nl.tile_size.bn_stats_fmax == 512 and nl.tile_size.total_available_sbuf_size == 180224
-    assert nl.fp32.min == np.finfo(np.float32).min and nl.bfp16.min == float(ml_dtypes.finfo(ml_dtypes.bfloat16).min)
+    assert nl.fp32.min == np.finfo(np.float32).min and nl.bfp16.min == float(
+        ml_dtypes.finfo(ml_dtypes.bfloat16).min
+    )
     assert nl.finfo(nl.float16).max == 65504 and nl.par_dim(5) == 5
     assert constants.sizeinbytes(nl.bfloat16) == 2 and constants.sizeinbytes(np.uint8) == 1
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from opennki.dialects.neuronxcc import language as nl
-from tests.lang.harness import BF16, FLOATS, FP16, FP32, INTS, close, fails, ops, run, sample
+
+from .harness import BF16, FLOATS, FP16, FP32, INTS, close, fails, ops, run, sample
 
 pytestmark = pytest.mark.oracle
 
@@ -23,6 +24,7 @@ def test_there_and_back_keeps_bits(dtype):
         out = out_like(x)
         nl.store(out, nl.load(x))
         return out
+
     got = run(kernel, x)
     assert got.dtype == x.dtype and got.tobytes() == x.tobytes()
 
@@ -42,6 +44,7 @@ def test_casts(to):
         out = out_like(x, to)
         nl.store(out, nl.load(x))
         return out
+
     want = np.rint(x).astype(to) if to.kind == "i" else x.astype(to)
     close(run(on_load, x), want)
     close(run(on_store, x), want)
@@ -58,6 +61,7 @@ def test_shapes_of_vectors_and_scalars():
         nl.store(out, vector)
         nl.store(one[0], element)
         return out, one
+
     out, one = run(kernel, x)
     close(out, x)
     close(one, x[7:8])
@@ -70,6 +74,7 @@ def test_row_into_a_vector():
         out = nl.ndarray((300,), x.dtype, buffer=nl.shared_hbm)
         nl.store(out, nl.load(x))
         return out
+
     close(run(kernel, x), x[0])
 
 
@@ -89,6 +94,7 @@ def test_reshaping_and_broadcasting_stores():
         nl.store(d, nl.load(col))
         nl.store(e, t)
         return a, b, c, d, e
+
     a, b, c, d, e = run(kernel, x, row, col)
     close(a, x.reshape(8, 3, 4))
     close(b, np.stack([np.full_like(x, 3), x]))
@@ -102,6 +108,7 @@ def test_number_fills_more_rows_than_partitions():
         out = nl.ndarray((300, 4), nl.bfloat16, buffer=nl.shared_hbm)
         nl.store(out, value=np.float32(1.5))
         return out
+
     close(run(kernel, sample((1, 1))), np.full((300, 4), 1.5))
 
 
@@ -112,6 +119,7 @@ def test_psum_is_copied():
         out = nl.ndarray((20, 32), x.dtype, buffer=nl.shared_hbm)
         nl.store(out, nl.transpose(nl.load(x)))
         return out
+
     close(run(kernel, x), x.T)
     assert ops(kernel, x) == ["dma_copy", "nc_transpose", "tensor_copy", "dma_copy"]
 
@@ -128,6 +136,7 @@ def test_masked_tiles(n):
             tile = nl.load(x[rows, j], mask=rows < n)
             nl.store(out[rows, j], nl.exp(tile, mask=rows < n), mask=rows < n)
         return out
+
     close(run(kernel, x), np.exp(x.astype(np.float64)), steps=8)
 
 
@@ -141,6 +150,7 @@ def test_masked_load_is_assigned_where_it_is_defined():
         t[...] = nl.load(x[i, j], mask=i < 100)
         nl.store(out, t)
         return out
+
     close(run(kernel, x), np.concatenate([x, np.zeros((28, 9), np.float32)]))
 
 
@@ -155,6 +165,7 @@ def test_load_into_a_block_tensor_takes_no_copy():
         for i in nl.affine_range(4):
             nl.store(out[i], t[i])
         return out
+
     close(run(kernel, x), x)
     assert ops(kernel, x) == ["dma_copy", "dma_copy"]
 
@@ -173,6 +184,7 @@ def test_gather_and_scatter_rows():
         nl.store(out[4:10], 1.0)
         nl.store(where[idx[0:3], j], rows[0:3])
         return out, where
+
     out, where = run(kernel, x, index)
     close(out[:4], x[index[:, 0]])
     want = np.zeros_like(x)
@@ -181,13 +193,18 @@ def test_gather_and_scatter_rows():
 
 
 def test_atomic_rmw():
-    table, index, add = sample((16, 6), FP32, 13), np.array([[3], [9], [1]], np.int32), sample((3, 6), FP32, 14)
+    table, index, add = (
+        sample((16, 6), FP32, 13),
+        np.array([[3], [9], [1]], np.int32),
+        sample((3, 6), FP32, 14),
+    )
 
     def kernel(table, index, add):
         out = out_like(table)
         nl.store(out, nl.load(table))
         nl.atomic_rmw(out[nl.load(index), nl.arange(6)[None, :]], nl.load(add), np.add)
         return out
+
     want = table.copy()
     want[index[:, 0]] += add
     close(run(kernel, table, index, add), want)
@@ -202,6 +219,7 @@ def test_load_transpose2d(dtype, shape):
         out = nl.ndarray(x.shape[::-1], x.dtype, buffer=nl.shared_hbm)
         nl.store(out, nl.load_transpose2d(x))
         return out
+
     close(run(kernel, x), x.T)
 
 
@@ -215,22 +233,43 @@ def test_errors():
             if tile is not None:
                 nl.store(out, tile)
             return out
+
         return kernel
+
     fails("err_num_partition_exceed_arch_limit", stored(lambda x, o: nl.load(x)), x)
     fails("err_unsupported_memory", stored(lambda x, o: nl.load(nl.load(x[0:8]))), x)
     fails("err_unsupported_memory", stored(lambda x, o: nl.store(nl.load(x[0:8]), nl.load(x[0:8]))), x)
     fails("err_unsupported_memory", stored(lambda x, o: nl.store(o, x[0:8])), x)
     fails("err_store_dst_shape_smaller_than_other_shape", stored(lambda x, o: nl.load(x[0:9])), x)
     fails("err_1d_arange_not_supported", stored(lambda x, o: nl.load(x[nl.arange(8), nl.arange(8)])), x)
-    fails("err_unsupported_mixing_basic_advanced_tensor_indexing", stored(lambda x, o: nl.load(x[nl.arange(8)[:, None], 0:8])), x)
-    fails("err_exceed_max_supported_dimension", stored(lambda x, o: nl.load_transpose2d(x.reshape((8, 25, 8)))), x)
-    fails("err_num_partition_exceed_arch_limit", stored(lambda x, o: nl.load_transpose2d(x.reshape((8, 200)))), x)
-    fails("err_tensor_access_out_of_bound", stored(lambda x, o: nl.load(x[nl.arange(8)[:, None] + 193, nl.arange(8)[None, :]])), x)
+    fails(
+        "err_unsupported_mixing_basic_advanced_tensor_indexing",
+        stored(lambda x, o: nl.load(x[nl.arange(8)[:, None], 0:8])),
+        x,
+    )
+    fails(
+        "err_exceed_max_supported_dimension",
+        stored(lambda x, o: nl.load_transpose2d(x.reshape((8, 25, 8)))),
+        x,
+    )
+    fails(
+        "err_num_partition_exceed_arch_limit",
+        stored(lambda x, o: nl.load_transpose2d(x.reshape((8, 200)))),
+        x,
+    )
+    fails(
+        "err_tensor_access_out_of_bound",
+        stored(lambda x, o: nl.load(x[nl.arange(8)[:, None] + 193, nl.arange(8)[None, :]])),
+        x,
+    )
     assert "np.add" in str(fails("", stored(lambda x, o: nl.atomic_rmw(o, nl.load(x[0:8]), np.multiply)), x))
-    assert "runtime index" in str(fails("", stored(lambda x, o: nl.atomic_rmw(o, nl.load(x[0:8]), np.add)), x))
+    assert "runtime index" in str(
+        fails("", stored(lambda x, o: nl.atomic_rmw(o, nl.load(x[0:8]), np.add)), x)
+    )
 
     def diagonal(x, index):
         out = nl.ndarray((8, 1), x.dtype, buffer=nl.shared_hbm)
         nl.store(out, nl.load(x[nl.arange(8)[:, None], nl.load(index)]))
         return out
+
     fails("err_indirect_indices_free_dim", diagonal, x, np.zeros((8, 1), np.int32))

@@ -8,7 +8,8 @@ import pytest
 from opennki.dialects.neuronxcc import language as nl
 from opennki.dialects.neuronxcc import typing as nt
 from opennki.dialects.neuronxcc.typing import tensor
-from tests.lang.harness import FP32, close, fails, run, sample
+
+from .harness import FP32, close, fails, run, sample
 
 X = sample((16, 8))
 WIDTH = 8
@@ -22,7 +23,9 @@ def stored(tile):
 
 def test_forms_of_annotations():
     assert nt.tensor[3, 4].shape == (3, 4) and not nt.tensor[3, 4].nki_mutable
-    assert nt.tensor[nt.mutable].nki_mutable and nt.mutable_tensor.nki_mutable and nt.tensor[128].shape == (128,)
+    assert (
+        nt.tensor[nt.mutable].nki_mutable and nt.mutable_tensor.nki_mutable and nt.tensor[128].shape == (128,)
+    )
     assert repr(nt.tensor[3, 4]) == "nt.tensor[3, 4]" and repr(nt.mutable_tensor) == "nt.mutable_tensor"
     with pytest.raises(TypeError, match=r"nl\.ndarray"):
         nt.tensor((3, 4))
@@ -38,6 +41,7 @@ def test_right_annotations_pass():
         unknown: nt.tensor[max(rows, n), 8] = nl.add(v, total)  # not evaluated: no function is called
         plain: object = nl.copy(unknown)
         return stored(plain)
+
     want = np.exp(X.astype(np.float64)) + 1
     np.testing.assert_allclose(run(kernel, X), want + want.sum(1, keepdims=True), rtol=1e-5)
 
@@ -45,12 +49,16 @@ def test_right_annotations_pass():
 def test_wrong_annotation_points_at_its_line():
     def kernel(x):
         t = nl.load(x)
-        u: nt.tensor[16, WIDTH + 1] = nl.exp(
-            t)
+        u: nt.tensor[16, WIDTH + 1] = nl.exp(t)
         w = nl.add(u, 1.0)
         return stored(w)
+
     error = fails("err_annotation_shape_mismatch", kernel, X)
-    assert "nt.tensor[16, WIDTH + 1]" in error.loc.source() and "(16, 9)" in str(error) and "(16, 8)" in str(error)
+    assert (
+        "nt.tensor[16, WIDTH + 1]" in error.loc.source()
+        and "(16, 9)" in str(error)
+        and "(16, 8)" in str(error)
+    )
 
 
 def test_wrong_annotation_in_a_loop_and_of_a_rebound_name():
@@ -60,6 +68,7 @@ def test_wrong_annotation_in_a_loop_and_of_a_rebound_name():
             t: nt.tensor[8, 16] = nl.load(x)
             nl.store(out, t)
         return out
+
     fails("err_annotation_shape_mismatch", in_loop, X)
 
     def rebound(x):
@@ -67,6 +76,7 @@ def test_wrong_annotation_in_a_loop_and_of_a_rebound_name():
         t = nl.load(x[0:4])
         u = nl.exp(t)
         return stored(u)
+
     close(run(rebound, X), np.exp(X[:4].astype(np.float64)), steps=8)
 
     def rebound_wrong(x):
@@ -74,6 +84,7 @@ def test_wrong_annotation_in_a_loop_and_of_a_rebound_name():
         t: nt.tensor[4, 8] = nl.exp(t)
         u = nl.exp(t)
         return stored(u)
+
     fails("err_annotation_shape_mismatch", rebound_wrong, X)
 
 
@@ -88,6 +99,7 @@ def test_mutable_parameters():
         nl.store(x, nl.load(x) + 1.0)
         nl.store(y, nl.load(y) * 2.0)
         return x, y
+
     a, b = X.copy(), X.copy()
     x, y = run(kernel, a, b)
     close(x, X + 1)
@@ -95,7 +107,7 @@ def test_mutable_parameters():
     close(a, X + 1)
 
 
-# ---- runtime scalars ------------------------------------------------------------------------------------------------------------------
+# ---- runtime scalars ----
 @pytest.mark.parametrize("where", [0, 4])
 @pytest.mark.parametrize("form", range(7))
 def test_index_of_hbm(where, form):
@@ -105,9 +117,17 @@ def test_index_of_hbm(where, form):
     def kernel(x, index):
         i = nl.load(index)
         s = nt.scalar(i)
-        part = (lambda: x[s], lambda: x[i], lambda: x[s, :, 0:8], lambda: x[s, ip, jf], lambda: x[i[0, 0], ip, jf],
-                lambda: x[nt.scalar(nt.scalar(i[0, 0]))], lambda: x[nt.scalar(where)])[form]()
+        part = (
+            lambda: x[s],
+            lambda: x[i],
+            lambda: x[s, :, 0:8],
+            lambda: x[s, ip, jf],
+            lambda: x[i[0, 0], ip, jf],
+            lambda: x[nt.scalar(nt.scalar(i[0, 0]))],
+            lambda: x[nt.scalar(where)],
+        )[form]()
         return stored(nl.load(part))
+
     close(run(kernel, x, index), x[where])
 
 
@@ -119,6 +139,7 @@ def test_index_tile_with_slices_selects_rows():
         a, b = nl.load(x[i]), nl.load(x[i, 1:3, :])
         assert a.shape == (3, 4, 6) and b.shape == (3, 2, 6)
         return stored(a), stored(b)
+
     a, b = run(kernel, x, index)
     close(a, x[index[:, 0]])
     close(b, x[index[:, 0], 1:3])
@@ -130,6 +151,7 @@ def test_offset_plus_runtime_scalar():
     def kernel(x, index):
         s = nt.scalar(nl.load(index))
         return stored(nl.load(x[nl.arange(4)[:, None], s + nl.arange(5)[None, :]]))
+
     close(run(kernel, x, index), x[:, 13:18])
 
 
@@ -145,6 +167,7 @@ def test_do_while():
             cond = nt.scalar(nl.greater(n, 0))
         nl.store(out, total)
         return out
+
     assert run(kernel, np.array([[10]], np.int32)).item() == 55
 
 
@@ -153,5 +176,6 @@ def test_reading_outside_at_run_time_is_an_error():
 
     def kernel(x, index):
         return stored(nl.load(x[nt.scalar(nl.load(index))]))
+
     with pytest.raises(IndexError):
         run(kernel, x, index)

@@ -1,8 +1,10 @@
 """Annotations: nt.tensor[...], nt.mutable_tensor, and the check of local annotations at trace.
 
-Python does not evaluate the annotation of a local variable. Those of a kernel are found in its source, and checked when the next
-instruction is emitted from the same frame. Source: api_legacy neuronxcc.nki.typing, err_annotation_shape_mismatch.
+Python does not evaluate the annotation of a local variable. Those of a kernel are found in its source, and
+checked when the next instruction is emitted from the same frame. Source: api_legacy neuronxcc.nki.typing,
+err_annotation_shape_mismatch.
 """
+
 from __future__ import annotations
 
 import ast
@@ -30,7 +32,9 @@ mutable = Mutable()
 
 @dataclass(frozen=True)
 class TensorType:
-    """The annotation of a tensor: `tensor`, `tensor[dim, ...]`, `tensor[mutable]`. `nki_mutable`: the kernel may write the parameter."""
+    """The annotation of a tensor: `tensor`, `tensor[dim, ...]`, `tensor[mutable]`. `nki_mutable`: the
+    kernel may write the parameter.
+    """
 
     shape: tuple[Any, ...] | None = None
     nki_mutable: bool = False
@@ -44,7 +48,11 @@ class TensorType:
         raise TypeError("nt.tensor is an annotation; nl.ndarray makes a tensor")
 
     def __repr__(self) -> str:
-        return "nt.mutable_tensor" if self.nki_mutable and not self.shape else f"nt.tensor{list(self.shape) if self.shape else ''}"
+        return (
+            "nt.mutable_tensor"
+            if self.nki_mutable and not self.shape
+            else f"nt.tensor{list(self.shape) if self.shape else ''}"
+        )
 
 
 tensor = TensorType()
@@ -53,7 +61,9 @@ mutable_tensor = TensorType(nki_mutable=True)
 
 @dataclass(frozen=True, slots=True)
 class _Local:
-    """An annotated assignment: its lines, the annotation, and whether it is the variable's only assignment."""
+    """An annotated assignment: its lines, the annotation, and whether it is the variable's only
+    assignment.
+    """
 
     name: str
     first: int
@@ -66,7 +76,9 @@ _locals: dict[CodeType, tuple[_Local, ...]] = {}
 
 
 def _find(code: CodeType) -> tuple[_Local, ...]:
-    """The annotated assignments of a function whose annotation is a subscript; none where the source is not available."""
+    """The annotated assignments of a function whose annotation is a subscript; none where the source is
+    not available.
+    """
     try:
         lines, start = inspect.getsourcelines(code)
         tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -81,11 +93,19 @@ def _find(code: CodeType) -> tuple[_Local, ...]:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             stores[node.id] = stores.get(node.id, 0) + 1
     return tuple(
-        _Local(node.target.id, node.lineno + start - 1, (node.end_lineno or node.lineno) + start - 1, node.annotation,
-               stores.get(node.target.id) == 1)
+        _Local(
+            node.target.id,
+            node.lineno + start - 1,
+            (node.end_lineno or node.lineno) + start - 1,
+            node.annotation,
+            stores.get(node.target.id) == 1,
+        )
         for node in own
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None
-        and isinstance(node.annotation, ast.Subscript))
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and node.value is not None
+        and isinstance(node.annotation, ast.Subscript)
+    )
 
 
 def _walk(node: ast.AST) -> Any:
@@ -97,8 +117,15 @@ def _walk(node: ast.AST) -> Any:
         yield from _walk(child)
 
 
-_OPERATORS: dict[type, Any] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-                               ast.Mod: operator.mod, ast.USub: operator.neg, ast.UAdd: operator.pos}
+_OPERATORS: dict[type, Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
 
 
 class _UnknownError(Exception):
@@ -121,18 +148,26 @@ def _value(node: ast.AST, frame: FrameType, names: dict[str, Any]) -> Any:
             raise _UnknownError
         return found
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _int(_OPERATORS[type(node.op)], _value(node.left, frame, names), _value(node.right, frame, names))
+        return _int(
+            _OPERATORS[type(node.op)], _value(node.left, frame, names), _value(node.right, frame, names)
+        )
     if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
         return _int(_OPERATORS[type(node.op)], _value(node.operand, frame, names))
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):  # x.shape[0]
         owner = _value(node.value, frame, names)
-        if isinstance(owner, tuple) and isinstance(node.slice.value, int) and -len(owner) <= node.slice.value < len(owner):
+        if (
+            isinstance(owner, tuple)
+            and isinstance(node.slice.value, int)
+            and -len(owner) <= node.slice.value < len(owner)
+        ):
             return owner[node.slice.value]
     raise _UnknownError
 
 
 def _int(op: Any, *values: Any) -> int:
-    if any(not isinstance(v, int) for v in values) or (op in (operator.floordiv, operator.mod) and values[1] == 0):
+    if any(not isinstance(v, int) for v in values) or (
+        op in (operator.floordiv, operator.mod) and values[1] == 0
+    ):
         raise _UnknownError
     return int(op(*values))
 
@@ -141,7 +176,11 @@ def _stated_shape(local: _Local, frame: FrameType, names: dict[str, Any]) -> tup
     try:
         if not isinstance(_value(local.annotation.value, frame, names), TensorType):
             return None
-        items = local.annotation.slice.elts if isinstance(local.annotation.slice, ast.Tuple) else [local.annotation.slice]
+        items = (
+            local.annotation.slice.elts
+            if isinstance(local.annotation.slice, ast.Tuple)
+            else [local.annotation.slice]
+        )
         dims = [_value(item, frame, names) for item in items]
     except _UnknownError:
         return None
@@ -152,7 +191,7 @@ def _stated_shape(local: _Local, frame: FrameType, names: dict[str, Any]) -> tup
 def _same(stated: tuple[int, ...], real: tuple[int, ...]) -> bool:
     """Equal, but for trailing dimensions of size 1 (a row of one element per partition is (P, 1) on chip)."""
     short, long = sorted((stated, real), key=len)
-    return long[:len(short)] == short and all(n == 1 for n in long[len(short):])
+    return long[: len(short)] == short and all(n == 1 for n in long[len(short) :])
 
 
 def on_line(builder: build.Builder, frame: FrameType) -> None:
@@ -168,7 +207,11 @@ def on_line(builder: build.Builder, frame: FrameType) -> None:
     names = frame.f_locals
     for local in found:
         value = names.get(local.name)
-        if not isinstance(value, Tensor) or local.first <= frame.f_lineno <= local.last or checked.get((code, local.first)) is value:
+        if (
+            not isinstance(value, Tensor)
+            or local.first <= frame.f_lineno <= local.last
+            or checked.get((code, local.first)) is value
+        ):
             continue
         made = value.access.alloc.loc
         here = made is not None and made.file == code.co_filename and local.first <= made.line <= local.last
@@ -177,8 +220,12 @@ def on_line(builder: build.Builder, frame: FrameType) -> None:
         checked[(code, local.first)] = value
         stated = _stated_shape(local, frame, names)
         if stated is not None and not _same(stated, value.shape):
-            raise make("err_annotation_shape_mismatch", f"{local.name} is annotated as {stated} and has shape {value.shape}",
-                       operand=value.describe(), loc=Loc(code.co_filename, local.first, code.co_name))
+            raise make(
+                "err_annotation_shape_mismatch",
+                f"{local.name} is annotated as {stated} and has shape {value.shape}",
+                operand=value.describe(),
+                loc=Loc(code.co_filename, local.first, code.co_name),
+            )
 
 
 build.line_hook = on_line

@@ -19,6 +19,7 @@ from opennki.isa import dtypes
 from opennki.lang.emit import call, dtype_name
 from opennki.lang.index import Grid, Index
 from opennki.lang.memory import Buffer, buffer_of
+from opennki.lang.placement import place
 from opennki.lang.tensor import Tensor
 
 # experimental flag of the vendor's decorators that lifts the scope rule of shared_hbm
@@ -67,7 +68,8 @@ def ndarray(shape: Any, dtype: Any, buffer: Any = None, name: str = "") -> Tenso
     """A new tensor with undefined contents, in SBUF unless `buffer` says otherwise.
 
     Raises err_num_partition_exceed_arch_limit, err_shared_hbm_must_in_kernel_level; NkiValueError for an
-    on-chip tensor of one dimension. A PSUM tile larger than a bank is a warning.
+    on-chip tensor of one dimension, and for a placement against the rules (see `lang.placement`). A PSUM
+    tile larger than a bank is a warning.
     """
     builder = current()
     where = buffer_of(buffer)
@@ -75,8 +77,6 @@ def ndarray(shape: Any, dtype: Any, buffer: Any = None, name: str = "") -> Tenso
     kind = dtype_name(dtype)
     if where.space in ("sbuf", "psum"):
         _check_on_chip(sizes, pdim, kind, where, name)
-        if where.placement is not None:
-            builder.allocate_directly()
     else:
         pdim = 0
         flags = builder.options.get("experimental_flags", ())
@@ -85,9 +85,8 @@ def ndarray(shape: Any, dtype: Any, buffer: Any = None, name: str = "") -> Tenso
                 "err_shared_hbm_must_in_kernel_level",
                 f"a shared_hbm tensor {name or ''}{sizes} is made in a loop, branch or callee",
             )
-    return Tensor.of(
-        builder.alloc(sizes, kind, where.space, name=str(name), pdim=pdim, placement=where.placement)
-    )
+    table = place(builder, sizes, pdim, kind, where, str(name))
+    return Tensor.of(builder.alloc(sizes, kind, where.space, name=str(name), pdim=pdim, placement=table))
 
 
 def _check_on_chip(sizes: tuple[int, ...], pdim: int, kind: str, where: Buffer, name: str) -> None:

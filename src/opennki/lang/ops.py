@@ -186,7 +186,7 @@ def accumulate(self: Tensor, other: Any, op: str) -> Tensor:
                 return [instr, *copied(self.access)]
             builder.forwarded[other.access.alloc.id] = Forwarded(nodes, index, expand)
             return self
-    value = elementwise(op, self, _off_psum(other, self), into=self)
+    value = elementwise(op, self, off_psum(other, self), into=self)
     assert value is self
     return self
 
@@ -202,7 +202,7 @@ def builder_copy(instr: Instr) -> Any:
     return statements
 
 
-def _off_psum(other: Any, self: Tensor) -> Any:
+def off_psum(other: Any, self: Tensor) -> Any:
     """Vector instructions read at most one operand from PSUM: copy the other to SBUF."""
     if isinstance(other, Tensor) and other.access.space == "psum" and self.access.space == "psum":
         copied = call("tensor_copy", (other,), {"mask": defined(other)})

@@ -2,6 +2,7 @@
 
 Source: api_legacy neuronxcc.nki.language.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -20,20 +21,37 @@ from opennki.lang.tensor import Tensor, align
 def need_hbm(value: Any, what: str) -> Tensor:
     """The HBM tensor that a transfer needs."""
     if not isinstance(value, Tensor):
-        fix = "pass the array as an argument of the kernel, or embed it with nl.shared_constant" if isinstance(value, np.ndarray) else ""
-        raise NkiTypeError(f"{what} is {type(value).__name__}", rule=f"{what} is a tensor in HBM, or an index of one", fix=fix)
+        fix = (
+            "pass the array as an argument of the kernel, or embed it with nl.shared_constant"
+            if isinstance(value, np.ndarray)
+            else ""
+        )
+        raise NkiTypeError(
+            f"{what} is {type(value).__name__}",
+            rule=f"{what} is a tensor in HBM, or an index of one",
+            fix=fix,
+        )
     if value.on_chip:
-        raise make("err_unsupported_memory", f"{what} is on chip", operand=value.describe(),
-                   fix="nl.copy copies between SBUF and PSUM; nl.load and nl.store move between HBM and SBUF")
+        raise make(
+            "err_unsupported_memory",
+            f"{what} is on chip",
+            operand=value.describe(),
+            fix="nl.copy copies between SBUF and PSUM; nl.load and nl.store move between HBM and SBUF",
+        )
     return value
 
 
 def _check_indirect(value: Tensor, what: str) -> None:
     """An index tile stands for the partition dimension, so nothing else may vary along it."""
     dims = value.access.dims
-    if any(d.dyn is not None and d.dyn.size > 1 for d in dims) and any(d.strides and d.strides[0] for d in dims):
-        raise make("err_indirect_indices_free_dim", f"{what}: an index tile beside an index that varies along the partitions",
-                   operand=value.describe())
+    if any(d.dyn is not None and d.dyn.size > 1 for d in dims) and any(
+        d.strides and d.strides[0] for d in dims
+    ):
+        raise make(
+            "err_indirect_indices_free_dim",
+            f"{what}: an index tile beside an index that varies along the partitions",
+            operand=value.describe(),
+        )
 
 
 def _two_dims(access: Access) -> Access:
@@ -44,15 +62,19 @@ def _two_dims(access: Access) -> Access:
 def _check_partitions(shape: tuple[int, ...], what: str) -> None:
     limit = current().target.partitions
     if shape[0] > limit:
-        raise make("err_num_partition_exceed_arch_limit", f"{what} has shape {shape}: {shape[0]} partitions, at most {limit}",
-                   fix="tile the first dimension by nl.tile_size.pmax")
+        raise make(
+            "err_num_partition_exceed_arch_limit",
+            f"{what} has shape {shape}: {shape[0]} partitions, at most {limit}",
+            fix="tile the first dimension by nl.tile_size.pmax",
+        )
 
 
 def load(src: Any, mask: Any = None, dtype: Any = None) -> Tensor:
-    """A new SBUF tile with the elements of an HBM tensor or index; (n, 1) for one dimension, (1, 1) for one element.
+    """A new SBUF tile with the elements of an HBM tensor or index; (n, 1) for one dimension, (1, 1) for
+    one element.
 
-    Elements outside of the mask stay undefined. Raises err_unsupported_memory, err_num_partition_exceed_arch_limit,
-    err_indirect_indices_free_dim.
+    Elements outside of the mask stay undefined. Raises err_unsupported_memory,
+    err_num_partition_exceed_arch_limit, err_indirect_indices_free_dim.
     """
     src = need_hbm(src, "nl.load: src")
     _check_indirect(src, "nl.load")
@@ -72,7 +94,8 @@ def load(src: Any, mask: Any = None, dtype: Any = None) -> Tensor:
 def store(dst: Any, value: Any, mask: Any = None) -> None:
     """Write a tile or a number to an HBM tensor or index, cast to its dtype and broadcast to its shape.
 
-    Raises err_unsupported_memory, err_store_dst_shape_smaller_than_other_shape, err_indirect_indices_free_dim.
+    Raises err_unsupported_memory, err_store_dst_shape_smaller_than_other_shape,
+    err_indirect_indices_free_dim.
     """
     dst = need_hbm(dst, "nl.store: dst")
     _check_indirect(dst, "nl.store")
@@ -91,7 +114,9 @@ def _source(dst: Tensor, value: Any, api: str, mask: Any) -> tuple[Tensor, Tenso
     value = ops.need_tile(value, f"{api}: value")
     if value.access.space == "psum":
         valid = ops.defined(value)
-        copied = call("tensor_copy", (value,), {"mask": mask if valid is None and value.shape == dst.shape else valid})
+        copied = call(
+            "tensor_copy", (value,), {"mask": mask if valid is None and value.shape == dst.shape else valid}
+        )
         value = Tensor(copied.access, 0)
     if value.shape == dst.shape:
         return dst, value
@@ -102,20 +127,35 @@ def _source(dst: Tensor, value: Any, api: str, mask: Any) -> tuple[Tensor, Tenso
         return Tensor(view.reshape(dst.access, given), 0, dst.bounds), value
     if value.size == dst.size and given[0] == wanted[0]:
         return dst, value.reshape(wanted)
-    for lead in ((1,) * (len(wanted) - len(given)) + given, given[:1] + (1,) * (len(wanted) - len(given)) + given[1:]):
+    for lead in (
+        (1,) * (len(wanted) - len(given)) + given,
+        given[:1] + (1,) * (len(wanted) - len(given)) + given[1:],
+    ):
         if len(lead) == len(wanted) and all(a in (1, b) for a, b in zip(lead, wanted, strict=True)):
             return dst, Tensor(view.broadcast(view.reshape(value.access, lead), wanted))
-    raise make("err_store_dst_shape_smaller_than_other_shape", f"{api}: a value of shape {given} is stored to {dst.describe()}")
+    raise make(
+        "err_store_dst_shape_smaller_than_other_shape",
+        f"{api}: a value of shape {given} is stored to {dst.describe()}",
+    )
 
 
 def load_transpose2d(src: Any, mask: Any = None, dtype: Any = None) -> Tensor:
-    """A new SBUF tile (n, m) from an HBM tensor or index (m, n), n at most 128. The mask counts the dimensions of src."""
+    """A new SBUF tile (n, m) from an HBM tensor or index (m, n), n at most 128. The mask counts the
+    dimensions of src.
+    """
     src = need_hbm(src, "nl.load_transpose2d: src")
     if len(src.shape) != 2:
-        raise make("err_exceed_max_supported_dimension", f"nl.load_transpose2d of {len(src.shape)} dimensions, expected 2",
-                   operand=src.describe())
+        raise make(
+            "err_exceed_max_supported_dimension",
+            f"nl.load_transpose2d of {len(src.shape)} dimensions, expected 2",
+            operand=src.describe(),
+        )
     if any(True for _ in src.access.dynamic()):
-        raise make("err_indirect_indices_are_not_supported_with_nki_api", "nl.load_transpose2d of a runtime index", operand=src.describe())
+        raise make(
+            "err_indirect_indices_are_not_supported_with_nki_api",
+            "nl.load_transpose2d of a runtime index",
+            operand=src.describe(),
+        )
     _check_partitions(src.shape[::-1], "the tile of nl.load_transpose2d")
     return call("dma_transpose", (src,), {"mask": mask, "dtype": dtype})  # type: ignore[no-any-return]
 
@@ -128,10 +168,18 @@ def atomic_rmw(dst: Any, value: Any, op: Any, mask: Any = None) -> None:
     except TypeError as exc:
         raise NkiTypeError(f"nl.atomic_rmw: {exc}") from None
     if name != "add":
-        raise NkiValueError(f"nl.atomic_rmw with {name}", rule="the operator is np.add", why="the DMA engines accumulate by addition only")
+        raise NkiValueError(
+            f"nl.atomic_rmw with {name}",
+            rule="the operator is np.add",
+            why="the DMA engines accumulate by addition only",
+        )
     if not any(True for _ in dst.access.dynamic()):
-        raise NkiValueError("nl.atomic_rmw without a runtime index", operand=dst.describe(),
-                            rule="dst is indexed by an index tile [N, 1] in SBUF", fix="load, add and store instead")
+        raise NkiValueError(
+            "nl.atomic_rmw without a runtime index",
+            operand=dst.describe(),
+            rule="dst is indexed by an index tile [N, 1] in SBUF",
+            fix="load, add and store instead",
+        )
     _check_indirect(dst, "nl.atomic_rmw")
     target, source = _source(dst, value, "nl.atomic_rmw", mask)
     call("dma_copy", (), {"dst": target, "src": source, "mask": mask, "dst_rmw_op": "add"})

@@ -1,4 +1,5 @@
 """What a dialect module says about a name that it does not have."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -15,9 +16,13 @@ class MissingName(NkiNotYet, AttributeError):
 
 
 def missing(module: str) -> Callable[[str], Any]:
-    """A module's `__getattr__`: MissingName for a name that the vendor's module may have, AttributeError for Python's own probes."""
+    """A module's `__getattr__`: MissingName for a name that the vendor's module may have, AttributeError
+    for Python's own probes.
+    """
+
     def __getattr__(name: str) -> Any:
         if name.startswith(_PROBES):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         raise MissingName(f"{module}.{name}")
+
     return __getattr__

@@ -1,4 +1,5 @@
 """`neuronxcc.nki.language.constants`."""
+
 from __future__ import annotations
 
 from typing import Any

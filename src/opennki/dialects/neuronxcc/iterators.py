@@ -1,4 +1,5 @@
 """`neuronxcc.nki.language.iterators`: loops, and the synchronisation of programs."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ __all__ = ["affine_range", "sequential_range", "static_range", "sync_program"]
 
 @contextmanager
 def sync_program(program_axes: Any) -> Iterator[None]:
-    """`with sync_program(axes):` - the programs along the grid axes wait for each other before and after the block.
+    """`with sync_program(axes):` - the programs along the grid axes wait for each other before and after
+    the block.
 
-    The vendor runs the block in one program only; here every program runs it on its own SBUF, which gives the same values.
+    The vendor runs the block in one program only; here every program runs it on its own SBUF, which gives the
+    same values.
     """
     data.barrier(program_axes)
     yield

@@ -1,9 +1,12 @@
-"""`neuronxcc.nki.language`: the tile language. Names, signatures and defaults are the vendor's; the meaning is in `opennki.lang`.
+"""`neuronxcc.nki.language`: the tile language. Names, signatures and defaults are the vendor's; the
+meaning is in `opennki.lang`.
 
-A tile is a tensor in SBUF or PSUM whose first dimension is the partition dimension (at most 128). `mask` narrows an operation to
-the elements for which a comparison of index expressions holds; the others of a new tile stay undefined. `dtype` is that of the
-result. Source: api_legacy section 1 and entries of neuronxcc.nki.language.
+A tile is a tensor in SBUF or PSUM whose first dimension is the partition dimension (at most 128). `mask`
+narrows an operation to the elements for which a comparison of index expressions holds; the others of a new
+tile stay undefined. `dtype` is that of the result. Source: api_legacy section 1 and entries of
+neuronxcc.nki.language.
 """
+
 from __future__ import annotations
 
 import builtins
@@ -25,14 +28,21 @@ from opennki.lang.tensor import Tensor
 
 bool = builtins.bool
 
-# ---- data types and memories ----------------------------------------------------------------------------------------------------------
+# ---- data types and memories ----
 uint8, int8, uint16, int16, uint32, int32 = np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32
 float16, float32, bool_ = np.float16, np.float32, np.bool_
 bfloat16, tfloat32, float32r = dtypes.bfloat16, dtypes.tfloat32, dtypes.float32r
 float8_e4m3, float8_e4m3fn, float8_e5m2 = dtypes.float8_e4m3, dtypes.float8_e4m3fn, dtypes.float8_e5m2
-sbuf, psum, hbm, private_hbm, shared_hbm = memory.sbuf, memory.psum, memory.hbm, memory.private_hbm, memory.shared_hbm
+sbuf, psum, hbm, private_hbm, shared_hbm = (
+    memory.sbuf,
+    memory.psum,
+    memory.hbm,
+    memory.private_hbm,
+    memory.shared_hbm,
+)
 
-# ---- elementwise ----------------------------------------------------------------------------------------------------------------------
+
+# ---- elementwise ----
 def _functions(names: str) -> list[Any]:
     return [FUNCTIONS[name] for name in names.split()]
 
@@ -51,13 +61,22 @@ less, less_equal, logical_and, logical_or = _functions("less less_equal logical_
 logical_xor, logical_not = _functions("logical_xor logical_not")
 
 
-# ---- reductions -----------------------------------------------------------------------------------------------------------------------
+# ---- reductions ----
 def _reduction(name: str, op: str, what: str) -> Any:
-    def fn(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False, **kwargs: Any) -> Tensor:
+    def fn(
+        x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False, **kwargs: Any
+    ) -> Tensor:
         check_extra(f"nl.{name}", kwargs)
         return reduce.reduce(op, f"nl.{name}", x, axis, dtype, mask, keepdims)
-    return _named(fn, name, op, f"{what} over free axes (an int, or a tuple); the axes are dropped unless keepdims, (P, 1) stays at least. "
-                  "Dtype of x unless dtype is given; computed in float32.")
+
+    return _named(
+        fn,
+        name,
+        op,
+        f"{what} over free axes (an int, or a tuple); the axes are dropped unless keepdims, (P, 1) stays "
+        f"at least. "
+        "Dtype of x unless dtype is given; computed in float32.",
+    )
 
 
 max = _reduction("max", "maximum", "The largest element")
@@ -66,8 +85,12 @@ sum = _reduction("sum", "add", "The sum")
 prod = _reduction("prod", "multiply", "The product")
 
 
-def mean(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False, **kwargs: Any) -> Tensor:
-    """Arithmetic mean over free axes, computed in float32; dtype of x (float32 for integers) unless dtype is given."""
+def mean(
+    x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False, **kwargs: Any
+) -> Tensor:
+    """Arithmetic mean over free axes, computed in float32; dtype of x (float32 for integers) unless dtype
+    is given.
+    """
     check_extra("nl.mean", kwargs)
     return reduce.mean(x, axis, dtype, mask, keepdims)
 
@@ -87,36 +110,67 @@ def all(x: Any, axis: Any, *, dtype: Any = bool, mask: Any = None, **kwargs: Any
 all.nki_op = "logical_and"  # type: ignore[attr-defined]
 
 
-def softmax(x: Any, axis: Any, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None, **kwargs: Any) -> Tensor:
-    """exp(x - max(x)) / sum(exp(x - max(x))) over free axes, computed in float32; compute_dtype acts as dtype."""
+def softmax(
+    x: Any, axis: Any, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None, **kwargs: Any
+) -> Tensor:
+    """exp(x - max(x)) / sum(exp(x - max(x))) over free axes, computed in float32; compute_dtype acts as
+    dtype.
+    """
     check_extra("nl.softmax", kwargs)
     return reduce.softmax(x, axis, dtype, compute_dtype, mask)
 
 
-def rms_norm(x: Any, w: Any, axis: Any, n: Any, epsilon: float = 1e-06, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None,
-             **kwargs: Any) -> Tensor:
-    """x / sqrt(sum(x * x) / n + epsilon) * w over free axes, computed in float32; w broadcasts to x, (1, F) for instance."""
+def rms_norm(
+    x: Any,
+    w: Any,
+    axis: Any,
+    n: Any,
+    epsilon: float = 1e-06,
+    *,
+    dtype: Any = None,
+    compute_dtype: Any = None,
+    mask: Any = None,
+    **kwargs: Any,
+) -> Tensor:
+    """x / sqrt(sum(x * x) / n + epsilon) * w over free axes, computed in float32; w broadcasts to x, (1,
+    F) for instance.
+    """
     check_extra("nl.rms_norm", kwargs)
     return reduce.rms_norm(x, w, axis, n, epsilon, dtype, compute_dtype, mask)
 
 
-def loop_reduce(x: Any, op: Any, loop_indices: Any, *, dtype: Any = None, mask: Any = None, **kwargs: Any) -> Any:
-    """Accumulate a tile over loops: `acc[...] = nl.loop_reduce(x, np.add, loop_indices=[i])` makes acc = op(acc, x) in each iteration,
-    from the identity of op on. A mask leaves out the elements, or whole iterations, for which it does not hold."""
+def loop_reduce(
+    x: Any, op: Any, loop_indices: Any, *, dtype: Any = None, mask: Any = None, **kwargs: Any
+) -> Any:
+    """Accumulate a tile over loops: `acc[...] = nl.loop_reduce(x, np.add, loop_indices=[i])` makes acc =
+    op(acc, x) in each iteration, from the identity of op on. A mask leaves out the elements, or whole
+    iterations, for which it does not hold.
+    """
     check_extra("nl.loop_reduce", kwargs)
     return _loop_reduce.loop_reduce(x, op, loop_indices, dtype, mask)
 
 
-def all_reduce(x: Any, op: Any, program_axes: Any, *, dtype: Any = None, mask: Any = None, parallel_reduce: bool = True,
-               asynchronous: bool = False, **kwargs: Any) -> Tensor:
+def all_reduce(
+    x: Any,
+    op: Any,
+    program_axes: Any,
+    *,
+    dtype: Any = None,
+    mask: Any = None,
+    parallel_reduce: bool = True,
+    asynchronous: bool = False,
+    **kwargs: Any,
+) -> Tensor:
     """x reduced over the programs along axes of the launch grid; every program gets the result."""
     check_extra("nl.all_reduce", kwargs)
     return data.all_reduce(x, op, program_axes, dtype, mask, parallel_reduce, asynchronous)
 
 
-# ---- matmul ---------------------------------------------------------------------------------------------------------------------------
+# ---- matmul ----
 def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None, **kwargs: Any) -> Tensor:
-    """x @ y, or x.T @ y with transpose_x, float32 in PSUM. x: [M, K] ([K, M] with transpose_x), y: [K, N]; M, K <= 128, N <= 512."""
+    """x @ y, or x.T @ y with transpose_x, float32 in PSUM. x: [M, K] ([K, M] with transpose_x), y: [K, N];
+    M, K <= 128, N <= 512.
+    """
     check_extra("nl.matmul", kwargs)
     return data.matmul(x, y, transpose_x, mask)
 
@@ -127,7 +181,7 @@ def transpose(x: Any, *, dtype: Any = None, mask: Any = None, **kwargs: Any) -> 
     return data.transpose(x, dtype, mask)
 
 
-# ---- moving data ----------------------------------------------------------------------------------------------------------------------
+# ---- moving data ----
 def load(src: Any, *, mask: Any = None, dtype: Any = None, **kwargs: Any) -> Tensor:
     """A new SBUF tile with the elements of an HBM tensor or index of it, at most 128 rows."""
     check_extra("nl.load", kwargs)
@@ -135,7 +189,9 @@ def load(src: Any, *, mask: Any = None, dtype: Any = None, **kwargs: Any) -> Ten
 
 
 def store(dst: Any, value: Any, *, mask: Any = None, **kwargs: Any) -> None:
-    """Write a tile (SBUF or PSUM) or a number to an HBM tensor or index of it; the value is cast, and broadcast up."""
+    """Write a tile (SBUF or PSUM) or a number to an HBM tensor or index of it; the value is cast, and
+    broadcast up.
+    """
     check_extra("nl.store", kwargs)
     transfer.store(dst, value, mask)
 
@@ -181,8 +237,12 @@ def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None
     return data.where(condition, x, y, dtype, mask)
 
 
-def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = None, **kwargs: Any) -> Tensor:
-    """Elements of each partition by index: result[p, i...] = flattened data[p][indices[p, i...]]; indices are uint32."""
+def gather_flattened(
+    data: Any, indices: Any, *, mask: Any = None, dtype: Any = None, **kwargs: Any
+) -> Tensor:
+    """Elements of each partition by index: result[p, i...] = flattened data[p][indices[p, i...]]; indices
+    are uint32.
+    """
     check_extra("nl.gather_flattened", kwargs)
     return _gather_flattened(data, indices, mask, dtype)
 
@@ -195,9 +255,11 @@ def static_cast(input_data: Any, dtype: Any) -> Any:
     return data.static_cast(input_data, dtype)
 
 
-# ---- making tensors -------------------------------------------------------------------------------------------------------------------
+# ---- making tensors ----
 def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **kwargs: Any) -> Tensor:
-    """A new tensor with undefined contents, in SBUF unless buffer says otherwise. par_dim marks the partition dimension."""
+    """A new tensor with undefined contents, in SBUF unless buffer says otherwise. par_dim marks the
+    partition dimension.
+    """
     check_extra("nl.ndarray", kwargs)
     return create.ndarray(shape, dtype, buffer, name)
 
@@ -214,7 +276,9 @@ def ones(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **kwargs
     return create.full(shape, 1, dtype, buffer, name)
 
 
-def full(shape: Any, fill_value: Any, dtype: Any, *, buffer: Any = None, name: str = "", **kwargs: Any) -> Tensor:
+def full(
+    shape: Any, fill_value: Any, dtype: Any, *, buffer: Any = None, name: str = "", **kwargs: Any
+) -> Tensor:
     """A new on-chip tensor filled with a number."""
     check_extra("nl.full", kwargs)
     return create.full(shape, fill_value, dtype, buffer, name)
@@ -249,7 +313,7 @@ def par_dim(size: Any) -> int:
     return create.par_dim(size)
 
 
-# ---- random numbers -------------------------------------------------------------------------------------------------------------------
+# ---- random numbers ----
 def rand(shape: Any, dtype: Any = np.float32, **kwargs: Any) -> Tensor:
     """A tile of random numbers, uniform in [0, 1)."""
     check_extra("nl.rand", kwargs)
@@ -263,14 +327,18 @@ def random_seed(seed: Any, *, mask: Any = None, **kwargs: Any) -> None:
 
 
 def dropout(x: Any, rate: Any, *, dtype: Any = None, mask: Any = None, **kwargs: Any) -> Tensor:
-    """x with elements set to 0 with probability rate (a number, or a tile of one element or of one per partition)."""
+    """x with elements set to 0 with probability rate (a number, or a tile of one element or of one per
+    partition).
+    """
     check_extra("nl.dropout", kwargs)
     return data.dropout(x, rate, dtype, mask)
 
 
-# ---- indices, loops and programs ------------------------------------------------------------------------------------------------------
+# ---- indices, loops and programs ----
 def arange(*args: Any) -> Index:
-    """Index vector start .. stop-1: arange(stop) or arange(start, stop). Add dimensions with [:, None] before indexing a tensor."""
+    """Index vector start .. stop-1: arange(stop) or arange(start, stop). Add dimensions with [:, None]
+    before indexing a tensor.
+    """
     return _arange(*args)
 
 
@@ -303,7 +371,7 @@ def gemm_stationary_grid() -> Grid:
     return create.gemm_grid(stationary=True)
 
 
-# ---- printing and facts ---------------------------------------------------------------------------------------------------------------
+# ---- printing and facts ----
 def device_print(prefix: Any, x: Any, *, mask: Any = None, **kwargs: Any) -> None:
     """Print a prefix and the values of a tile, in simulation only."""
     check_extra("nl.device_print", kwargs)

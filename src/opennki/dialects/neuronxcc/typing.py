@@ -1,4 +1,5 @@
 """`neuronxcc.nki.typing`: annotations of kernel parameters and locals, and runtime scalars."""
+
 from __future__ import annotations
 
 from typing import Any
