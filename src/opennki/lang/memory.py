@@ -66,6 +66,8 @@ class Modulo:
     def __call__(self, idx: tuple[int, ...], pdim_size: int, fdim_size: int) -> tuple[int, ...]:
         def place(tiles: tuple[int, ...], scale: int, base: int) -> int:
             counts = tiles or (1,) * len(idx)
+            if not idx:  # public kernels give counts to tensors without block dimensions as well
+                return base
             if len(counts) != len(idx):
                 raise NkiValueError(f"{len(counts)} tile counts for {len(idx)} block dimensions",
                                     rule="the tile counts of mod_alloc are () or one per block dimension")

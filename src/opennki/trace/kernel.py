@@ -161,6 +161,7 @@ def new_tracer(options: Options, grid: tuple[Var, ...], unrolled: frozenset[Any]
     tracer = Tracer(options.target, options.target_name, options.is_fallback, unrolled, **kwargs)
     tracer.grid = grid
     tracer.options["experimental_flags"] = options.flags
+    tracer.options.update(options.extra)
     return tracer
 
 
