@@ -1,0 +1,199 @@
+"""The command line: `opennki run | ops | trace | doctor`."""
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from opennki._version import __version__
+from opennki.errors import NkiError
+
+if TYPE_CHECKING:
+    from opennki.trace.kernel import DeclTensor
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+                  context_settings={"help_option_names": ["-h", "--help"]},
+                  help="opennki runs, checks and shows NKI kernels on this machine.")
+
+
+def main() -> None:
+    """Entry point of the console script and of `python -m opennki`."""
+    app()
+
+
+def _version(on: bool) -> None:
+    if on:
+        print(f"opennki {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
+                                                   help="Show the version and exit.")] = False) -> None:
+    pass
+
+
+def _fail(message: str) -> typer.Exit:
+    print(f"opennki: {message}", file=sys.stderr)
+    return typer.Exit(2)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True,
+                               "allow_interspersed_args": False})
+def run(ctx: typer.Context,
+        script: Annotated[str, typer.Argument(help="Python file, or module with -m")],
+        module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
+        full_traceback: Annotated[bool, typer.Option("--full-traceback", help="Show frames of opennki too.")] = False,
+        ) -> None:
+    """Run a script with its arguments; `import neuronxcc.nki` in it gets opennki.
+
+    Options of the script stand after it. An error of a kernel is printed with its line, rule and remedy; exit
+    status 1.
+    """
+    from opennki.tools.run_script import run as run_script
+    if not module and not Path(script).exists():
+        raise _fail(f"there is no file {script}")
+    raise typer.Exit(run_script(script, list(ctx.args), module=module, full=full_traceback))
+
+
+@app.command()
+def ops(name: Annotated[str | None, typer.Argument(help="Instruction or scalar function, e.g. tensor_tensor")] = None,
+        surface: Annotated[str, typer.Option(help="isa, language, internal or all")] = "all",
+        scalar: Annotated[bool, typer.Option("--scalar", help="List the scalar functions instead.")] = False) -> None:
+    """List the instructions, or show one: signature, engines, operands, limits, cost, meaning."""
+    from opennki.tools import reference
+    console = reference.console()
+    if name is None:
+        if surface not in ("all", *reference.HOMES):
+            raise _fail(f"--surface {surface}: one of isa, language, internal, all")
+        console.print(reference.scalar_table() if scalar else reference.table(surface))
+        return
+    decl, function = reference.find(name)
+    if decl is None and function is None:
+        close = reference.similar(name)
+        raise _fail(f"there is no instruction or scalar function {name!r}"
+                    + (f"; did you mean {', '.join(close)}?" if close else ""))
+    if decl is not None:
+        reference.page(decl, console)
+    if function is not None:
+        if decl is not None:
+            console.print()
+        reference.scalar_page(function, console)
+
+
+@app.command()
+def trace(kernel: Annotated[str, typer.Argument(help="script.py:kernel")],
+          args: Annotated[str, typer.Option("--args", help='Arguments, with commas: "128x512:float32, 3"')] = "",
+          arg: Annotated[list[str] | None, typer.Option("--arg", help="One argument, such as 128x512:bfloat16, 3 or "
+                                                        "name=value; may be repeated.")] = None,
+          target: Annotated[str | None, typer.Option(help="trn1, trn2, inf2, ...")] = None,
+          grid: Annotated[str, typer.Option(help='Launch grid, such as "4,2"')] = "",
+          locations: Annotated[bool, typer.Option("--locations", help="Show the source line of each node.")] = False,
+          ) -> None:
+    """Trace a kernel for the given argument shapes and print its IR.
+
+    An argument SHAPE:DTYPE is a tensor (the dimensions with an x between them); anything else is a Python
+    literal, or text.
+    """
+    from opennki.tools.run_script import load, report
+    path, _, attribute = kernel.rpartition(":")
+    if not path or not attribute:
+        raise _fail(f"{kernel!r}: write script.py:kernel")
+    if not Path(path).is_file():
+        raise _fail(f"there is no file {path}")
+    try:
+        positional, named = parse_arguments([*_split(args), *(arg or [])])
+        print(_text(load(path, attribute), positional, named, target, grid, locations), end="")
+    except LookupError as exc:
+        if type(exc) is not LookupError:
+            report(exc, sys.stderr)
+            raise typer.Exit(1) from None
+        raise _fail(str(exc)) from None
+    except NkiError as exc:
+        report(exc, sys.stderr)
+        raise typer.Exit(1) from None
+    except Exception as exc:  # the user's module or kernel body
+        report(exc, sys.stderr)
+        raise typer.Exit(1) from None
+
+
+def _text(kernel: object, args: list[Any], kwargs: dict[str, Any], target: str | None, grid: str, locations: bool) -> str:
+    from opennki.ir.print import to_text
+    from opennki.kernels.generic import GenericKernel
+    if not isinstance(kernel, GenericKernel):
+        kernel = GenericKernel(kernel, "trace")  # type: ignore[arg-type]
+    if target:
+        kernel = kernel.copy(platform_target=target)
+    if grid:
+        try:
+            kernel = kernel[tuple(int(n) for n in grid.split(","))]
+        except ValueError as exc:
+            if isinstance(exc, NkiError):
+                raise
+            raise LookupError(f"--grid {grid}: integers with commas") from None
+    return to_text(kernel.trace(*args, **kwargs), locations)
+
+
+def _split(text: str) -> list[str]:
+    """Parts between commas that are outside of brackets and quotes."""
+    parts, depth, quote, start = [], 0, "", 0
+    for i, c in enumerate(text):
+        if quote:
+            quote = "" if c == quote else quote
+        elif c in "'\"":
+            quote = c
+        elif c in "([{":
+            depth += 1
+        elif c in ")]}":
+            depth -= 1
+        elif c == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [p.strip() for p in [*parts, text[start:]] if p.strip()]
+
+
+def parse_arguments(texts: list[str]) -> tuple[list[Any], dict[str, Any]]:
+    """(positional, named) arguments of texts such as 128x512:float32, 3, (1, 2), name=value."""
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if equals and name.strip().isidentifier():
+            named[name.strip()] = parse_argument(value)
+        else:
+            positional.append(parse_argument(text))
+    return positional, named
+
+
+def parse_argument(text: str) -> DeclTensor | Any:
+    """A tensor by shape and dtype, a Python literal, or the text itself."""
+    import ast
+    import re
+
+    from opennki.isa import dtypes
+    from opennki.trace.kernel import DeclTensor
+    text = text.strip()
+    shape, colon, dtype = text.partition(":")
+    if colon and re.fullmatch(r"\d+(x\d+)*x?", shape.replace(" ", "")):
+        try:
+            kind = dtypes.canonical(dtype.strip())
+        except TypeError as exc:
+            raise LookupError(f"--arg {text}: {exc}") from None
+        return DeclTensor(tuple(int(n) for n in shape.replace(" ", "").split("x") if n), kind)
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+@app.command()
+def doctor() -> None:
+    """Show versions, settings and the machine: what to put into a bug report."""
+    from opennki.tools.machine import show
+    show()
+
+
+if __name__ == "__main__":
+    main()

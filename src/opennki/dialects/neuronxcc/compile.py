@@ -1,0 +1,9 @@
+"""`neuronxcc.nki.compile`: the home of jit and of the kernel object."""
+from __future__ import annotations
+
+from opennki.dialects.neuronxcc._missing import missing
+from opennki.kernels.entry import jit, simulate_kernel
+from opennki.kernels.generic import GenericKernel
+
+__all__ = ["GenericKernel", "jit", "simulate_kernel"]
+__getattr__ = missing("neuronxcc.nki.compile")

@@ -1,0 +1,225 @@
+"""The vendor's module names, served by opennki: `import neuronxcc.nki` works where the vendor's package is
+not installed.
+
+Importing this module installs two finders. Use it as `import opennki.dropin`, `pytest -p opennki.dropin` or
+`opennki run`.
+
+* Ahead of all others: `neuronxcc` and what it holds, unless a package that really has `neuronxcc.nki` is
+  installed (the placeholders of package registries do not). The modules are the same objects as
+  `opennki.dialects.neuronxcc...`.
+* After all others: names of the vendor that opennki does not have (`nki`, `torch_neuronx`, ...). Importing
+  one is a ModuleNotFoundError that says so; `importlib.util.find_spec` answers None as for any module that is
+  not there.
+
+Nothing heavy is imported: a vendor's module is loaded when a kernel imports it.
+"""
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from opennki.errors import UNKNOWN, Loc, NkiNotYet, user_frame
+
+_HERE = "opennki.dialects.neuronxcc"
+_NKI = "neuronxcc.nki"
+
+# Vendor's module -> ours; "" is a package that only holds others.
+MODULES: dict[str, str] = {
+    "neuronxcc": f"{_HERE}.package",
+    _NKI: _HERE,
+    f"{_NKI}.language": f"{_HERE}.language",
+    f"{_NKI}.language.iterators": f"{_HERE}.iterators",
+    f"{_NKI}.language.constants": f"{_HERE}.constants",
+    f"{_NKI}.isa": f"{_HERE}.isa",
+    f"{_NKI}.isa.constants": f"{_HERE}.isa_constants",
+    f"{_NKI}.isa.neuron_isa": f"{_HERE}.isa",
+    f"{_NKI}.typing": f"{_HERE}.typing",
+    f"{_NKI}.compiler": f"{_HERE}.compiler",
+    f"{_NKI}.compiler.backends": "",
+    f"{_NKI}.compiler.backends.neuron": "",
+    f"{_NKI}.compiler.backends.neuron.dimensions": f"{_HERE}.dimensions",
+    f"{_NKI}.compile": f"{_HERE}.compile",
+    f"{_NKI}.nccl": f"{_HERE}.nccl",
+    f"{_NKI}.nccl.collectives": f"{_HERE}.nccl",
+    f"{_NKI}.distributed": f"{_HERE}.distributed",
+    f"{_NKI}._private": "",
+    f"{_NKI}._private.private_api": f"{_HERE}.private_api",
+    f"{_NKI}.kernels": f"{_HERE}.kernels",
+    **{f"{_NKI}.kernels.{name}": f"{_HERE}.kernels.{name}"
+       for name in ("attention", "allocated_attention", "allocated_fused_linear", "double_row_matmul", "tutorial",
+                    "vision")},
+    "neuronxcc.starfish": "",
+    "neuronxcc.starfish.support": "",
+    "neuronxcc.starfish.support.dtype": f"{_HERE}.support_dtype",
+    "neuronxcc.starfish.support.util": f"{_HERE}.support_util",
+}
+
+# Top-level names that opennki will serve later. The second name is one that the real package has.
+LATER: dict[str, str] = {"nki": "nki.language", "jax_neuronx": "jax_neuronx", "torch_neuronx": "torch_neuronx.xla_impl",
+                         "torch_xla": "torch_xla.core"}
+
+
+class NotYetModule(NkiNotYet, ModuleNotFoundError):
+    """A module of the vendor that opennki does not have: an ImportError, so that `try: import` works."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the module {name}", loc=_importer())
+        # The import statement `from package import name` swallows an error with the name that it asked for.
+        self.name = None if MODULES.get(name.rpartition(".")[0]) == "" else name
+
+
+def _importer() -> Loc:
+    """The line that imports: outside of opennki and of Python's import machinery."""
+    frame = user_frame()
+    while frame is not None and "importlib" in frame.f_code.co_filename:
+        frame = user_frame(frame.f_back) if frame.f_back is not None else None
+    return Loc(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) if frame is not None else UNKNOWN
+
+
+def vendor_name(name: str) -> str:
+    """The vendor's name of a module of ours, or the name itself: `from neuronxcc.nki.isa import x` asks for
+    ours."""
+    return _NKI + name.removeprefix(_HERE) if name == _HERE or name.startswith(_HERE + ".") else name
+
+
+def _asked_only() -> bool:
+    """True when importlib.util.find_spec asks whether a module exists, and nobody imports it."""
+    frame = sys._getframe(2)  # the caller of find_spec is importlib's _find_spec, and its caller is who wants to know
+    while frame is not None and frame.f_code.co_name in ("find_spec", "_find_spec"):
+        if frame.f_globals.get("__name__") == "importlib.util":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+class _Loader(Loader):
+    """Gives the existing module under its second name."""
+
+    def __init__(self, ours: str) -> None:
+        self.ours = ours
+        self.spec: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Our module, or a new empty package."""
+        if self.ours:
+            module = importlib.import_module(self.ours)
+            self.spec = module.__spec__
+            return module
+        module = ModuleType(spec.name, f"Package `{spec.name}`, of which opennki has the parts that kernels import.")
+        module.__getattr__ = _missing_in(spec.name)  # type: ignore[assignment]
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """The module is loaded; importlib has given it the spec of the second name, which would break
+        reloading."""
+        if self.spec is not None:
+            module.__spec__ = self.spec
+
+
+def _missing_in(package: str) -> Callable[[str], Any]:
+    from opennki.dialects.neuronxcc._missing import missing
+    return missing(package)
+
+
+def _elsewhere(name: str, path: Sequence[str] | None, skip: tuple[MetaPathFinder, ...]) -> ModuleSpec | None:
+    """What the other finders know; a folder without __init__ that only happens to have the name does not
+    count."""
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        if finder in skip or find is None:
+            continue
+        spec: ModuleSpec | None = find(name, path)
+        if spec is not None:
+            return spec if spec.origin is not None and spec.loader is not None else None
+    return None
+
+
+def really_installed(name: str, witness: str, skip: tuple[MetaPathFinder, ...] = ()) -> bool:
+    """True when a package is installed that has the module `witness`. Imports nothing."""
+    spec = _elsewhere(name, None, skip)
+    for end in range(len(name.split(".")) + 1, len(witness.split(".")) + 1):
+        if spec is None or spec.submodule_search_locations is None:
+            return False
+        spec = _elsewhere(".".join(witness.split(".")[:end]), list(spec.submodule_search_locations), skip)
+    return spec is not None
+
+
+class Served(MetaPathFinder):
+    """Serves `neuronxcc` and its modules."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Spec of a module of ours under the vendor's name; NotYetModule for one that the vendor alone
+        has."""
+        root = name.split(".", 1)[0]
+        if root == "opennki" and name.startswith(_HERE + "."):
+            return self._ours(name, path)
+        if root != "neuronxcc" or _real():
+            return None
+        ours = MODULES.get(name)
+        if ours is not None:
+            # A package, so that `from module import name` asks here for a name that it does not have.
+            return ModuleSpec(name, _Loader(ours), origin="opennki", is_package=True)
+        if _asked_only():
+            return None
+        raise NotYetModule(name)
+
+    def _ours(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+        """Submodules of the shared modules, which import statements look up under our own name."""
+        vendors = vendor_name(name)
+        if MODULES.get(vendors, name) != name and _elsewhere(name, path, (self,)) is None:
+            return ModuleSpec(name, _Loader(MODULES[vendors]), origin="opennki")
+        if vendors in MODULES or _asked_only() or _elsewhere(name, path, (self,)) is not None:
+            return None
+        raise NotYetModule(vendors)
+
+
+class Later(MetaPathFinder):
+    """Says which names of the vendor opennki does not have."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """None, or NotYetModule when the name is imported."""
+        root = name.split(".", 1)[0]
+        if root in LATER and root not in sys.modules and not _asked_only():
+            raise NotYetModule(name)
+        return None
+
+
+_SERVED, _LATER = Served(), Later()
+_known_real: bool | None = None
+
+
+def _real() -> bool:
+    """True when the vendor's own package is installed; asked once."""
+    global _known_real
+    if _known_real is None:
+        _known_real = really_installed("neuronxcc", _NKI, (_SERVED, _LATER))
+    return _known_real
+
+
+def install() -> None:
+    """Install the finders; a second call does nothing. A placeholder that is imported already is replaced."""
+    if _SERVED not in sys.meta_path:
+        sys.meta_path.insert(0, _SERVED)
+    if _LATER not in sys.meta_path:
+        sys.meta_path.append(_LATER)
+    if "neuronxcc" in sys.modules and _NKI not in sys.modules and not _real():
+        for name in [n for n in sys.modules if n == "neuronxcc" or n.startswith("neuronxcc.")]:
+            del sys.modules[name]
+
+
+def uninstall() -> None:
+    """Remove the finders; modules that are imported stay."""
+    global _known_real
+    _known_real = None
+    for finder in (_SERVED, _LATER):
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+
+
+install()

@@ -1,0 +1,1 @@
+"""Tools around the package: the instruction reference, script running, stubs."""
