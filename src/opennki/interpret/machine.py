@@ -66,10 +66,13 @@ class Instance:
         self.shadows[slot] = np.zeros(alloc.size, np.uint8) if alloc in self.tape.tracked else None
 
     def owners_of(self, view: View, slot: int, var: Var) -> np.ndarray:
-        """Which iteration of a loop (of this program), or which program of the grid, wrote each element of a tensor; 0 for none."""
+        """Which iteration of a loop (of this program), or program of the grid, last wrote (row 0) and read (row 1) each element.
+
+        Counted from 1; 0 for none, -1 for several readers.
+        """
         key = (view.slot, slot) if var.kind == "pid" else (view.slot, slot, self.program)
         if key not in self.owners:
-            self.owners[key] = np.zeros(max(1, view.alloc.size), np.int32)
+            self.owners[key] = np.zeros((2, max(1, view.alloc.size)), np.int32)
         return self.owners[key]  # type: ignore[no-any-return]
 
     def check_defined(self, view: View) -> None:
@@ -121,10 +124,14 @@ def fresh(alloc: Alloc) -> np.ndarray:
 class Tape:
     """The steps of a kernel, planned once and run by every program."""
 
-    def __init__(self, kernel: Kernel, track: bool = True, seed: int = 0, races: bool = True) -> None:
+    def __init__(self, kernel: Kernel, track: bool = True, seed: int = 0, races: bool = True, certain: bool = True) -> None:
+        """`track`: keep shadow state; `races`: record who touched each element where independence is not proven; `certain`: find the
+        dependences that are known without running the kernel (`problems`)."""
         self.kernel = kernel
         self.suspects: dict[Instr, tuple[Any, ...]] = {}
-        for suspect in independence.check(kernel) if races else ():
+        found = independence.check(kernel) if races or certain else independence.Findings()
+        self.problems = found.problems
+        for suspect in found.suspects if races else ():
             self.suspects[suspect.instr] = (*self.suspects.get(suspect.instr, ()), suspect)
         self.watched = {s.var for group in self.suspects.values() for s in group}
         self.layout = Layout()
@@ -184,7 +191,7 @@ class Tape:
             def begin(machine: Instance) -> None:
                 machine.env[slot] = 0
                 for key, table in machine.owners.items():
-                    if len(key) == 3 and key[1] == slot:
+                    if len(key) == 3 and key[1] == slot and key[2] == machine.program:
                         table.fill(0)
         else:
             def begin(machine: Instance) -> None:
@@ -223,7 +230,8 @@ class Tape:
 
     def dependency(self, suspect: Any) -> NkiError:
         """The error of a suspect that came true."""
-        return independence.dependency(suspect.access, [suspect.var], self.kernel.loc(suspect.instr.loc), self.kernel)
+        return independence.dependency(suspect.access, [suspect.var], self.kernel.loc(suspect.instr.loc), self.kernel,
+                                       read=suspect.mode != "write")
 
     def _do_while(self, loop: DoWhile, ranges: dict[Var, Range]) -> None:
         counter = self.layout.var(Var(f"while{len(self.steps)}", 0, 1 << 31))

@@ -16,15 +16,15 @@ from opennki.ir.nodes import Alloc, Kernel
 from opennki.isa import dtypes
 
 POLICIES: dict[str, dict[str, str]] = {
-    "full": {"read": "error", "masked": "error", "race": "error", "capacity": "warn"},
-    "fast": {"read": "off", "masked": "off", "race": "off", "capacity": "off"},
-    "off": {"read": "off", "masked": "off", "race": "off", "capacity": "off"},
+    "full": {"read": "error", "masked": "warn", "race": "error", "carried": "warn", "capacity": "warn"},
+    "fast": {"read": "off", "masked": "off", "race": "off", "carried": "off", "capacity": "off"},
+    "off": {"read": "off", "masked": "off", "race": "off", "carried": "off", "capacity": "off"},
 }
 
 
 @dataclass(slots=True)
 class Checks:
-    """Which checks run and what each does: error, warn or off, by kind (read, masked, race, capacity)."""
+    """Which checks run and what each does: error, warn or off, by kind (read, masked, race, carried, capacity)."""
 
     level: str = "full"
     policy: dict[str, str] = field(default_factory=dict)
@@ -47,7 +47,8 @@ class Checks:
 def tape_of(kernel: Kernel, checks: Checks) -> Tape:
     """Plan a kernel (the plan can be run many times)."""
     return Tape(kernel, track=any(checks.policy.get(k, "error") != "off" for k in ("read", "masked")),
-                races=checks.policy.get("race", "error") != "off")
+                races=any(checks.policy.get(k, "error") != "off" for k in ("race", "carried")),
+                certain=checks.level != "off")  # what is known without running costs nothing
 
 
 def to_memory(array: np.ndarray, dtype: str, copy: bool) -> np.ndarray:
@@ -67,6 +68,16 @@ def check_overlap(kernel: Kernel, arrays: list[np.ndarray]) -> None:
             if i != j and isinstance(other, np.ndarray) and isinstance(arrays[i], np.ndarray) and np.shares_memory(arrays[i], other):
                 raise NkiValueError(f"the arrays for {alloc.name!r} and {kernel.params[j].name!r} share memory, and {alloc.name!r} is written",
                                     rule="an array that the kernel writes is passed once", fix="pass a copy")
+
+
+def commit(pairs: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Copy new values into the caller's arrays: all of them, or none where one is read-only."""
+    for array, _ in pairs:
+        if not array.flags.writeable:
+            raise NkiValueError("an array that the kernel writes is read-only", rule="outputs go into writable arrays",
+                                fix="pass a copy, or return a new tensor from the kernel")
+    for array, new in pairs:
+        array[...] = new.view(array.dtype) if array.dtype != new.dtype and array.dtype.itemsize == new.dtype.itemsize else new
 
 
 def simulate(kernel: Kernel, arrays: list[np.ndarray], checks: Checks, *, seed: int = 0, out: Any = None, order: str = "program",
@@ -90,6 +101,9 @@ def simulate(kernel: Kernel, arrays: list[np.ndarray], checks: Checks, *, seed: 
         if alloc.space == "shared_hbm" and slot not in shared:
             shared[slot] = (fresh(alloc), np.zeros(alloc.size, np.uint8) if alloc in tape.tracked else None)
     reporter = Reporter(checks.policy)
+    certain = Reporter({**checks.policy, "race": "error"}) if checks.level == "fast" else reporter
+    for kind, problem in tape.problems:
+        certain(kind, problem)
     grid = list(product(*(range(v.hi + 1) for v in kernel.grid)))
     made: dict[int, Instance] = {}
     owners: dict[Any, Any] = {}

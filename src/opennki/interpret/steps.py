@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from opennki.errors import Loc
-from opennki.interpret import shadow
+from opennki.interpret import shadow, touched
 from opennki.interpret.mask import Masker, clip, index_values
 from opennki.interpret.views import Layout, View, compile_affine, value_of
 from opennki.ir.affine import Affine, Range, Var
@@ -89,8 +89,11 @@ class Plan:
         self.masker = Masker(instr.mask, self.iteration, layout) if masked else None
         self.tracked = [o for o in self.inputs if o.reads and o.view.alloc in tracked]
         self.tracked_out = [v for v, _, _ in self.outputs if v.alloc in tracked]
-        # writes that another iteration or program may repeat: (view, slot of the variable, suspect)
-        self.suspects = [(v, layout.var(s.var), s) for s in suspects for v, _, _ in self.outputs if v.access is s.access]
+        # what another iteration or program may touch too: (view, slot of the variable, suspect)
+        self.suspects = [(v, layout.var(s.var), s) for s in suspects if s.mode != "read"
+                         for v, _, _ in self.outputs if v.access is s.access]
+        self.suspect_reads = [(o, layout.var(s.var), s) for s in suspects if s.mode == "read" for o in self.inputs
+                              if o.view.access is s.access]
         self.gets_out = any(v.alloc.space not in ("sbuf", "psum", "register") for v, _, _ in self.outputs)
 
     def _iteration(self, decl: Instruction, instr: Instr, info: Any) -> tuple[int, ...]:
@@ -198,7 +201,8 @@ def _values(result: Any, count: int) -> list[Any]:
 
 def compile_step(plan: Plan) -> Step:
     """The step of a planned instruction."""
-    general = plan.masker is not None or bool(plan.tracked) or bool(plan.tracked_out) or bool(plan.suspects) or (
+    general = plan.masker is not None or bool(plan.tracked) or bool(plan.tracked_out) or bool(
+        plan.suspects) or bool(plan.suspect_reads) or (
         plan.decl.family == "print") or any(
         o.view.dynamic is not None for o in plan.inputs) or any(v.dynamic is not None for v, _, _ in plan.outputs)
     return _general(plan) if general else _lean(plan)
@@ -297,6 +301,10 @@ def _general(plan: Plan) -> Step:
             if o.fit is not None:
                 array = array.reshape(o.fit if full else _refit(o, array.shape, lo, hi, iteration))
             kw[o.name] = array
+        for o, slot, suspect in plan.suspect_reads:
+            shape = o.view.shape
+            part = ((0,) * len(shape), shape) if full else _part(o.name, o.dims, shape, lo, hi, decl, iteration)
+            touched.read(machine, o.view, slot, suspect, part, where)
         for name, value_at in lazy:
             value = value_at(machine)
             if not full and isinstance(value, np.ndarray) and value.shape == iteration:
@@ -335,7 +343,7 @@ def _general(plan: Plan) -> Step:
             _mark(machine, plan, view, part, keep, taints, full)
             for suspected, slot, suspect in plan.suspects:
                 if suspected is view:
-                    _own(machine, view, slot, suspect, part, keep)
+                    touched.wrote(machine, view, slot, suspect, part, keep)
 
     def step(machine: Any) -> None:
         if masker is None:
@@ -398,29 +406,6 @@ def _mark(machine: Any, plan: Plan, view: View, part: Any, keep: Array | None, t
     if bad is not None:
         part_state[bad] = shadow.MASKED
         machine.origins.setdefault(view.slot, plan.loc)
-
-
-def _own(machine: Any, view: View, slot: int, suspect: Any, part: Any, keep: Array | None) -> None:
-    """Record which iteration or program wrote each element; raise when another one did before."""
-    owners = machine.owners_of(view, slot, suspect.var)
-    me = machine.env[slot] + 1
-    if view.dynamic is not None:
-        where: Any = view.dynamic.flat(machine, *part)[0]
-        before = owners[where]
-    else:
-        before = view.element_view(owners, machine, *part)
-        where = None
-    clash = (before != 0) & (before != me)
-    if keep is not None:
-        clash = clash & keep
-    if clash.any():
-        machine.report("race", machine.tape.dependency(suspect))
-    if where is not None:
-        owners[where] = me
-    elif keep is None:
-        before[...] = me
-    else:
-        before[keep] = me
 
 
 def _excluded(machine: Any, plan: Plan, box: Any) -> None:

@@ -131,13 +131,30 @@ class Affine:
     def range(self, ranges: Mapping[Var, Range]) -> Range:
         """Interval of the values, each variable within `ranges` or its own bounds."""
         lo = hi = self.const
+        tighter: list[tuple[float, float]] = []
         for atom, coefficient in self.terms:
             a, b = atom.range(ranges)
             if coefficient > 0:
                 lo, hi = lo + coefficient * a, hi + coefficient * b
             else:
                 lo, hi = lo + coefficient * b, hi + coefficient * a
+            if isinstance(atom, FloorDiv) and coefficient % atom.by == 0:
+                low, high = self._remainder_range(atom, coefficient, ranges)
+                tighter.append((low, high))
+        for low, high in tighter:
+            lo, hi = int(max(lo, low)), int(min(hi, high))
         return lo, hi
+
+    def _remainder_range(self, atom: FloorDiv, coefficient: int, ranges: Mapping[Var, Range]) -> tuple[float, float]:
+        """Interval with `of - by * (of // by)`, the remainder, taken as one term: x and x // 4 are not independent in x % 4."""
+        factor = -(coefficient // atom.by)
+        rest = self.add(Affine(0, ((atom, coefficient),)), -1).add(atom.of.scale(factor), -1)
+        if len(rest.terms) >= len(self.terms):
+            return UNBOUNDED
+        a, b = atom.of.range(ranges)
+        low, high = (a % atom.by, b % atom.by) if a // atom.by == b // atom.by else (0, atom.by - 1)
+        first, last = rest.range(ranges)
+        return first + min(factor * low, factor * high), last + max(factor * low, factor * high)
 
     def evaluate(self, env: Mapping[Var, int]) -> int:
         """Value under an assignment of the variables."""

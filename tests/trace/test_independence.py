@@ -1,0 +1,107 @@
+"""Independence proofs and intervals against enumeration: what is proven must hold for every value."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opennki import jit
+from opennki.dialects.neuronxcc import language as nl
+from opennki.ir.affine import Affine, Var, variable
+from opennki.ir.nodes import Access, Alloc, Dim
+from opennki.trace.independence import _disjoint, check
+
+I, J = Var("i", 0, 3), Var("j", 0, 2)
+
+
+def values(expr):
+    return [expr.evaluate({I: i, J: j}) for i, j in product(range(4), range(3))]
+
+
+@st.composite
+def expressions(draw, depth=3):
+    if depth == 0 or draw(st.booleans()):
+        return variable(draw(st.sampled_from((I, J)))).scale(draw(st.integers(-3, 3))).add(draw(st.integers(-4, 4)))
+    a, by = draw(expressions(depth=depth - 1)), draw(st.integers(2, 5))
+    kind = draw(st.sampled_from(("sum", "div", "mod")))
+    if kind == "sum":
+        return a.add(draw(expressions(depth=depth - 1)))
+    quotient = a.floordiv(by)
+    return quotient if kind == "div" else a.add(quotient.scale(by), -1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(expressions())
+def test_an_interval_holds_every_value(expr):
+    lo, hi = expr.range({})
+    assert lo <= min(values(expr)) and max(values(expr)) <= hi
+
+
+def test_the_interval_of_a_remainder_is_exact():
+    for by in (2, 3, 4):
+        i = variable(I)
+        rest = i.add(i.floordiv(by).scale(by), -1)
+        assert rest.range({}) == (0, min(by - 1, 3))
+        assert rest.scale(64).add(5).range({}) == (5, 64 * min(by - 1, 3) + 5)
+
+
+@st.composite
+def accesses(draw, alloc):
+    n = draw(st.integers(1, 3))
+    dims = []
+    for _ in range(2):
+        base = Affine(draw(st.integers(0, 3))).add(variable(I).scale(draw(st.integers(-2, 4)))).add(variable(J).scale(draw(st.integers(-2, 4))))
+        dims.append(Dim(base, (draw(st.integers(0, 3)),)))
+    return Access(alloc, "float32", tuple(dims), (n,))
+
+
+def places(access, i, j):
+    return {tuple(d.base.evaluate({I: i, J: j}) + d.strides[0] * k for d in access.dims) for k in range(access.shape[0])}
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_what_is_proven_disjoint_is_disjoint(data):
+    """For different values of i, whatever j of each, no two of the accesses meet."""
+    alloc = Alloc(1, "t", (64, 64), "float32", "shared_hbm")
+    group = data.draw(st.lists(accesses(alloc), min_size=1, max_size=3))
+    if not _disjoint(group, I, {I: 4, J: 3}):
+        return
+    touched = [set().union(*(places(a, i, j) for a in group for j in range(3))) for i in range(4)]
+    for a, b in product(range(4), repeat=2):
+        assert a == b or not touched[a] & touched[b]
+
+
+def findings(fn, *args, grid=None):
+    kernel = jit(fn, mode="simulation", platform_target="trn1")
+    return check((kernel if grid is None else kernel[grid]).trace(*args))
+
+
+def test_ordinary_tiling_needs_nothing_at_run_time():
+    """Tiled loads and stores, ping-pong slices, strided interleaving: proven, with no step slowed down."""
+    def kernel(x):
+        out = nl.ndarray((4, 128, 64), np.float32, buffer=nl.shared_hbm)
+        tiles = nl.ndarray((128, 4, 64), np.float32, buffer=nl.sbuf)
+        mixed = nl.ndarray((128, 4, 64), np.float32, buffer=nl.sbuf)
+        lane, free = nl.mgrid[0:128, 0:16]
+        for i in nl.affine_range(4):
+            tiles[:, i] = nl.load(x[i])
+            for j in nl.affine_range(4):
+                mixed[lane, i, 4 * free + j] = nl.exp(tiles[lane, i, 4 * free + j])
+            nl.store(out[i], mixed[:, i])
+        return out
+    found = findings(kernel, np.zeros((4, 128, 64), np.float32))
+    assert not found.problems and not found.suspects
+
+
+def test_programs_that_write_their_own_rows_need_nothing_at_run_time():
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        rows = nl.ds(nl.program_id(0) * 128, 128)
+        nl.store(out[rows, nl.ds(nl.program_id(1) * 32, 32)], nl.load(x[rows, nl.ds(nl.program_id(1) * 32, 32)]))
+        return out
+    found = findings(kernel, np.zeros((256, 64), np.float32), grid=(2, 2))
+    assert not found.problems and not found.suspects
