@@ -19,8 +19,10 @@ from opennki.ir.build import maybe_current
 from opennki.ir.nodes import Kernel
 from opennki.isa import target as targets
 from opennki.lang.loops import normalise_grid
+from opennki.lang.placement import FORCE_AUTO
 from opennki.trace.kernel import Options, rebuild, trace_kernel
 
+COMPILE_OPTS = "compile_opts"  # keyword under which a kernel keeps what the decorators of nki.compiler set
 MODES = ("jax", "torchxla", "baremetal", "benchmark", "profile", "simulation", "trace", "auto")
 
 
@@ -96,8 +98,9 @@ class GenericKernel:
             name = target.name
         sizes, cores = normalise_grid(self.grid) if self.grid is not None else ((), ())
         flags = self.kwargs.get("experimental_flags", "")
+        forced = getattr(self.kwargs.get(COMPILE_OPTS), "allocator", "auto") == "forced"
         return Options(target, str(name), fallback, sizes, cores, frozenset(f.strip() for f in str(flags).split(",") if f.strip()),
-                       self.mode == "trace" or self.kwargs.get("kernel_return") is False)
+                       self.mode == "trace" or self.kwargs.get("kernel_return") is False, {FORCE_AUTO: True} if forced else {})
 
     def trace(self, *args: Any, **kwargs: Any) -> Kernel:
         """The Kernel IR for these arguments (arrays count by shape and dtype)."""
