@@ -60,6 +60,16 @@ def test_each_step_is_rounded():
     assert got[0, 0] == 0  # exactly 2**-24 if it were fused
 
 
+@pytest.mark.parametrize("scale", [1, 1.0, 2.0, 0.0, -1.0, 1 + 2.0**-23, np.float32(2), np.float32(np.inf)])
+def test_scale_may_be_a_number(scale):
+    data = operand((4, 30))
+    got, _, regs = run("activation", op="copy", data=data.reshape(4, 5, 6), scale=scale)
+    with np.errstate(all="ignore"):
+        want = np.array([[v * np.float32(scale) for v in row] for row in data], np.float32)
+    same(got, want.reshape(4, 5, 6))
+    assert regs.shape == (4, 1, 1)
+
+
 @pytest.mark.parametrize("dtype", FLOATS + INTS)
 def test_copy_keeps_values(dtype):
     data = operand((8, 32), dtype)
@@ -162,6 +172,17 @@ def test_mask_leaves_elements_and_rows_out(cmd):
     np.testing.assert_allclose(new[:3, 0, 0], want[:3], rtol=1e-5, atol=1e-5)
     assert new[3, 0, 0] == 4  # a row outside keeps its register
     np.testing.assert_array_equal(res, new)
+
+
+@pytest.mark.parametrize("op,fold", [("maximum", np.max), ("minimum", np.min), ("multiply", np.prod)])
+def test_masked_elements_count_as_the_identity(op, fold):
+    data = operand((4, 9), special=False, scale=1.0)
+    data = np.abs(data) + 1 if op == "minimum" else -np.abs(data) - 1
+    mask = np.arange(9)[None] < np.array([9, 5, 1, 3])[:, None]
+    regs = se.activation("copy", data, reduce_op=op, reduce_cmd=reduce_cmd.reset_reduce, mask=mask,
+                         regs=np.zeros((4, 1), np.float32))[2]
+    want = [fold(row[keep].astype(np.float64)) for row, keep in zip(data, mask)]
+    np.testing.assert_allclose(regs[:, 0], want, rtol=1e-6)
 
 
 def test_layout_changes_no_bit():

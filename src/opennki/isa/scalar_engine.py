@@ -42,7 +42,7 @@ def _is_vector(tile: Any) -> bool:
 
 
 def _check_activation(c: Any, target: Any) -> None:
-    if getattr(c.scale, "shape", None) is not None and getattr(c.scale, "space", None):
+    if getattr(c.scale, "space", None):
         if not _is_vector(c.scale):
             raise make("err_activation_scale_scalar_or_vector", f"scale has shape {tuple(c.scale.shape)}",
                        operand="scale")
