@@ -12,7 +12,7 @@ import numpy as np
 
 from opennki.errors import NkiValueError
 from opennki.interpret.machine import Reporter, fresh
-from opennki.interpret.simulate import Checks, dtypes_public, to_memory
+from opennki.interpret.simulate import Checks, check_overlap, commit, dtypes_public, to_memory
 from opennki.interpret.steps import Plan, compile_step
 from opennki.interpret.views import Layout, View
 from opennki.ir.affine import Var
@@ -111,9 +111,9 @@ def run_eager(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options:
             deactivate(token)
             tracer.options.clear()
     kernel, outputs_ = result
-    for alloc, array in zip(kernel.params, params.values, strict=True):
-        if alloc in kernel.written_params:
-            array[...] = np.ndarray(alloc.shape, dtypes.storage(alloc.dtype), machine.buffers[machine.layout.alloc(alloc)])
+    check_overlap(kernel, params.values)
+    commit([(array, np.ndarray(alloc.shape, dtypes.storage(alloc.dtype), machine.buffers[machine.layout.alloc(alloc)]))
+            for alloc, array in zip(kernel.params, params.values, strict=True) if alloc in kernel.written_params])
     return rebuild(kernel.returns, outputs_)
 
 

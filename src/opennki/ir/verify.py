@@ -65,6 +65,9 @@ def _bind(decl: Instruction, param: Param, words: tuple[str, ...], value: Access
     for word, size in zip(words, sizes, strict=False):
         name = word.rstrip("*")
         if name.isdigit():
+            if size != int(name) and param.spec.shape_code:
+                raise make(param.spec.shape_code, f"{decl.name}: {param.name} is {value.dtype} of shape {shape}, expected [{', '.join(words)}]",
+                           loc=loc, operand=describe(value))
             if size != int(name):
                 raise NkiValueError(f"{decl.name}: {param.name} has shape {shape}, expected {name} "
                                     + ("partition" if word is words[0] else "element") + ("s per partition" if word is not words[0] else "s"),

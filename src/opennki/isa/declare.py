@@ -45,7 +45,8 @@ ANYWHERE = ("sbuf", "psum", "hbm")
 class Tile:
     """What a tile operand must be. `spaces` are memories (hbm stands for every kind of HBM); `scalar`: a number will do;
     `optional`: None will do; `indirect`: runtime indices are allowed; `operand_mask`: `t[mask]` is allowed; `when`: an InOut tile is
-    read only when this parameter is given and not False, or when this function of the call is true.
+    read only when this parameter is given and not False, or when this function of the call is true; `shape_code`: documented error
+    code of a tile of another form.
     """
 
     role: str
@@ -57,6 +58,7 @@ class Tile:
     indirect: bool = False
     operand_mask: bool = False
     when: Any = ""
+    shape_code: str = ""
 
     @property
     def reads(self) -> bool:

@@ -33,6 +33,7 @@ from opennki.isa.scalar import ACTIVATIONS, SCALAR
 
 _REDUCE_OPS = frozenset({"add", "multiply", "maximum", "minimum"})
 _BIAS_DTYPES = ("float32", "float16", "bfloat16")
+_BIAS, _SCALE = "err_activation_bias_invalid_type", "err_activation_scale_scalar_or_vector"
 # Rows of the mask that hold no element leave the row's register and its element of reduce_res alone.
 _MASK_DIMS = {"bias": (0, None), "scale": (0, None), "reduce_res": (0, None)}
 
@@ -116,8 +117,8 @@ def _cost(d: Any, hw: Any) -> float:
     results=(Result(shape="data", dtype="data"),), limits=(PARTITIONS,), mask_on="data", mask_dims=_MASK_DIMS,
     check=_check_reduce, cost=_cost)
 def activation(op: T[str, Op(ACTIVATIONS)], data: T[Array, In("P F*")], *,
-               bias: T[Array | None, In("P 1", ON_CHIP, NUMERIC, optional=True)] = None,
-               scale: T[Any, In("P 1", ON_CHIP, NUMERIC, scalar=True)] = 1.0,
+               bias: T[Array | None, In("P 1", ON_CHIP, NUMERIC, optional=True, shape_code=_BIAS)] = None,
+               scale: T[Any, In("P 1", ON_CHIP, NUMERIC, scalar=True, shape_code=_SCALE)] = 1.0,
                reduce_op: T[str | None, Op(_REDUCE_OPS, optional=True)] = None,
                reduce_res: T[Array | None, Out("P 1", optional=True)] = None,
                reduce_cmd: T[cmd, Attr((cmd,), tuple(cmd)[:4])] = cmd.idle,
@@ -149,8 +150,8 @@ def activation(op: T[str, Op(ACTIVATIONS)], data: T[Array, In("P F*")], *,
     check=_check_activation, cost=lambda d, hw: cost.streaming(d, hw) + hw.min_ii)
 def activation_reduce(op: T[str, Op(ACTIVATIONS)], data: T[Array, In("P F*")], *,
                       reduce_op: T[str, Op(_REDUCE_OPS)], reduce_res: T[Array, Out("P 1")],
-                      bias: T[Array | None, In("P 1", ON_CHIP, NUMERIC, optional=True)] = None,
-                      scale: T[Any, In("P 1", ON_CHIP, NUMERIC, scalar=True)] = 1.0,
+                      bias: T[Array | None, In("P 1", ON_CHIP, NUMERIC, optional=True, shape_code=_BIAS)] = None,
+                      scale: T[Any, In("P 1", ON_CHIP, NUMERIC, scalar=True, shape_code=_SCALE)] = 1.0,
                       mask: T[Any, Mask] = None, dtype: T[Any, DType] = None,
                       regs: T[Array | None, Register("scalar")] = None, **kwargs: Any) -> tuple[Any, ...]:
     """Activation and its reduction: result = op(data * scale + bias), reduce_res = fold of it over all free

@@ -127,7 +127,7 @@ def dtype_name(value: Any) -> str:
     try:
         return dtypes.canonical(value)
     except TypeError as exc:
-        raise NkiTypeError(str(exc)) from None
+        raise NkiTypeError(str(exc), rule="a dtype is one of nl.float32, nl.bfloat16, ..., or its NumPy equivalent") from None
 
 
 def engine_name(value: Any, decl: Instruction) -> str:
