@@ -126,12 +126,7 @@ def finish(kernel: Kernel, arrays: list[np.ndarray], outputs: list[np.ndarray], 
     """Commit written inputs to the caller's arrays, and build the return value."""
     by_param = dict(zip((a for a in kernel.params if a in kernel.written_params), news, strict=True))
     targets_ = [(array, by_param[alloc]) for alloc, array in zip(kernel.params, arrays, strict=True) if alloc in by_param]
-    for array, _ in targets_:
-        if not array.flags.writeable:
-            raise NkiValueError("an array that the kernel writes is read-only", rule="outputs go into writable arrays",
-                                fix="pass a copy, or return a new tensor from the kernel")
-    for array, new in targets_:
-        array[...] = new.view(array.dtype) if array.dtype != new.dtype and array.dtype.itemsize == new.dtype.itemsize else new
+    sim.commit(targets_)
     results: list[Any] = list(outputs)
     for i, access in enumerate(kernel.outputs):
         for alloc, array in zip(kernel.params, arrays, strict=True):
