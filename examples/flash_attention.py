@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 
 import ml_dtypes
+import numpy as np
+
+import opennki.dropin  # noqa: F401  isort: skip  (provides neuronxcc; not needed under `opennki run`)
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
-import numpy as np
 
 Q_BLOCK, K_BLOCK = 128, 512
 
@@ -127,5 +129,4 @@ def main():
 
 
 if __name__ == "__main__":
-    import opennki.dropin  # noqa: F401  (has no effect when started through `opennki run`)
     sys.exit(main())

@@ -109,8 +109,8 @@ def assign(into: Tensor, value: Any) -> None:
     if not isinstance(value, Tensor):
         raise NkiTypeError(f"{type(value).__name__} {value!r} is assigned to {into.describe()}",
                            rule="a tensor is assigned a tile or a number")
-    if value.access is into.access:
-        return
+    if view.same_place(value.access, into.access):
+        return  # `t[i] += v` ends in the assignment of t[i] to itself
     if not into.on_chip or not value.on_chip:
         if into.on_chip and not value.on_chip:
             raise make("err_unsupported_memory", f"{value.describe()} is assigned to {into.describe()}")

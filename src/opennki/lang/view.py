@@ -111,6 +111,16 @@ def outside(bounds: tuple[tuple[New, int, int, tuple[int, ...]], ...], tensor: s
                    f"dimension {axis} of {tensor} has {size} elements and is indexed from {lo} to {hi}", loc=loc, operand=operand)
 
 
+def same_place(a: Access, b: Access) -> bool:
+    """True when two accesses certainly address the same elements in the same order."""
+    if a is b:
+        return True
+    return (a.alloc is b.alloc and a.dtype == b.dtype and a.shape == b.shape and a.view_shape == b.view_shape
+            and not a.mask and not b.mask
+            and all(x.strides == y.strides and x.dyn is y.dyn is None and x.base.key() == y.base.key()
+                    for x, y in zip(a.dims, b.dims, strict=True)))
+
+
 def reshape(access: Access, shape: tuple[int, ...]) -> Access:
     """The tile in another shape with the same elements in row-major order, without a copy."""
     if prod(shape) != access.size:

@@ -121,6 +121,7 @@ class Tracer(Builder):
             self.allocs += 1
             return Alloc(self.allocs, name, shape, dtype, space, kind, pdim, placement, self.loc(index))
         made: Alloc = self.shared(key, build)
+        self.forwarded.pop(made.id, None)  # what an earlier pass did with it is another path's business
         record = self.scopes[-1].record
         record.allocs[made.id] = made
         self.home[made.id] = record
