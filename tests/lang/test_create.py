@@ -104,7 +104,7 @@ def test_facts_of_a_tensor():
         t = nl.ndarray((nl.par_dim(128), 4), nl.float16, buffer=nl.psum, name="acc")
         assert t.buffer is nl.psum and t.name == "acc" and t.itemsize == 2 and t.ndim == 2
         assert nl.ndarray([3, 4], "float32").buffer is nl.sbuf and nl.hbm is nl.private_hbm
-        assert nl.gemm_grid().x.shape == (1, 512) and nl.gemm_stationary_grid().x.shape == (1, 128)
+        assert nl.gemm_grid().p.shape == (128, 512) and nl.gemm_stationary_grid().x.shape == (128, 128)
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
         nl.store(out, nl.load(x))
         return out

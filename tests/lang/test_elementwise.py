@@ -252,3 +252,15 @@ def test_errors():
         "err_num_partition_mismatch", lambda x, y: _store(nl.add(nl.load(x), nl.load(y))), x, sample((3, 4))
     )
     assert "NumPy" in str(fails("", lambda x: _store(nl.add(nl.load(x), np.ones((4, 4), np.float32))), x))
+
+
+def test_in_place_update_of_an_index_is_one_instruction():
+    x = sample((8, 6), FP32, 19)
+
+    def kernel(x):
+        t = nl.zeros((8, 6), nl.float32)
+        t[:, 0:3] += nl.load(x)[:, 0:3]
+        t[nl.arange(8)[:, None], 3 + nl.arange(3)[None, :]] -= 1.0
+        return _store(t)
+    close(run(kernel, x), np.concatenate([x[:, :3], np.full((8, 3), -1, np.float32)], 1))
+    assert ops(kernel, x) == ["memset", "dma_copy", "tensor_tensor", "tensor_scalar", "dma_copy"]

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from opennki.errors import NkiTypeError, NkiValueError, make, warn
-from opennki.ir.affine import Affine
 from opennki.ir.build import current
 from opennki.isa import dtypes
 from opennki.lang.emit import call, dtype_name
-from opennki.lang.index import Grid, Index
+from opennki.lang.index import Grid, Index, mgrid
 from opennki.lang.memory import Buffer, buffer_of
 from opennki.lang.placement import place
 from opennki.lang.tensor import Tensor
@@ -203,19 +202,5 @@ def identity(n: Any, dtype: Any = np.uint8) -> Tensor:
 def gemm_grid(stationary: bool) -> Grid:
     """Index grid of the largest stationary tile, or of the largest moving tile (that of a matmul result)."""
     target = current().target
-    return grid((target.partitions, target.gemm_stationary_fmax if stationary else target.gemm_moving_fmax))
-
-
-def grid(shape: tuple[int, ...]) -> Grid:
-    """Index grid over a shape, one index per dimension."""
-    rank = len(shape)
-    return Grid(
-        [
-            Index(
-                Affine(),
-                tuple(int(i == j and n > 1) for j in range(rank)),
-                tuple(n if i == j else 1 for j in range(rank)),
-            )
-            for i, n in enumerate(shape)
-        ]
-    )
+    free = target.gemm_stationary_fmax if stationary else target.gemm_moving_fmax
+    return mgrid[0 : target.partitions, 0:free]  # type: ignore[no-any-return]

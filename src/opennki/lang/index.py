@@ -492,17 +492,15 @@ class _MGrid:
 
     def __getitem__(self, key: Any) -> Any:
         keys = key if isinstance(key, tuple) else (key,)
-        indices = []
-        for axis, k in enumerate(keys):
+        spans = []
+        for k in keys:
             if not isinstance(k, slice) or isinstance(k.step, complex):
                 raise NkiTypeError(f"nl.mgrid[{k!r}]", rule="nl.mgrid takes slices such as 0:128, one for each dimension")
-            span = _span(k.start or 0, k.stop, 1 if k.step is None else k.step, "nl.mgrid")
-            shape = [1] * len(keys)
-            shape[axis] = span.shape[0]
-            strides = [0] * len(keys)
-            strides[axis] = span.strides[0]
-            indices.append(Index(span.base, tuple(strides), tuple(shape)))
-        return Grid(indices) if len(indices) > 1 else Grid(indices)
+            spans.append(_span(k.start or 0, k.stop, 1 if k.step is None else k.step, "nl.mgrid"))
+        # dense, as numpy.mgrid: each component has the shape of the whole grid
+        shape = tuple(span.shape[0] for span in spans)
+        return Grid([Index(span.base, tuple(span.strides[0] if i == axis else 0 for i in range(len(keys))), shape)
+                     for axis, span in enumerate(spans)])
 
 
 mgrid = _MGrid()

@@ -125,6 +125,15 @@ def assign(into: Tensor, value: Any) -> None:
     call("tensor_copy", (value,), {"mask": defined(value)}, into=into)
 
 
+def _same_tile(a: Access | None, b: Access | None) -> bool:
+    """True when two accesses address the same elements in the same order."""
+    if a is b or a is None or b is None:
+        return a is b
+    return (a.alloc is b.alloc and a.shape == b.shape and a.dtype == b.dtype and a.view_shape == b.view_shape
+            and all(x.strides == y.strides and x.base.key() == y.base.key() and _same_tile(x.dyn, y.dyn)
+                    for x, y in zip(a.dims, b.dims, strict=True)))
+
+
 def defined(value: Tensor) -> Any:
     """The mask under which a tile is defined, as a mask argument: an assignment copies only what its maker wrote."""
     if not value.mask:
