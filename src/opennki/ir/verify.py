@@ -15,6 +15,7 @@ from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, IndexTile, Instr, 
 from opennki.isa.declare import ISA, Attr, Instruction, Op, Param, Register, Result, Tile
 from opennki.isa.target import Target
 
+_WIDE = frozenset({"float64", "int64", "uint64"})  # arrays of these exist in HBM, no instruction computes with them
 MEMORY_NAMES = {"sbuf": "SBUF", "psum": "PSUM", "hbm": "HBM", "register": "a register"}
 
 
@@ -48,7 +49,8 @@ def _check_tile(decl: Instruction, param: Param, spec: Tile, value: Any, dims: d
                    f"{' or '.join(MEMORY_NAMES[s] for s in spec.spaces)}", loc=loc, operand=describe(value))
     if value.dtype not in spec.dtypes:
         raise NkiTypeError(f"{what} is {value.dtype}", loc=loc, operand=describe(value),
-                           rule=f"{param.name} is one of {', '.join(sorted(spec.dtypes))}")
+                           rule=f"{param.name} is one of {', '.join(sorted(spec.dtypes))}",
+                           fix="convert the array before the call, with .astype(np.float32) or np.int32" if value.dtype in _WIDE else "")
     if not spec.indirect and any(True for _ in value.dynamic()):
         raise make("err_indirect_indices_are_not_supported_with_nki_api", f"{what} has a runtime index", loc=loc,
                    operand=describe(value), fix="" if value.space == "hbm" else "copy it with nisa.tensor_copy_dynamic_src first")
