@@ -109,9 +109,10 @@ class Instance:
 
 
 def fresh(alloc: Alloc) -> np.ndarray:
-    """Memory without a value: NaN bytes for floats, 0xA5 for integers; zero for registers."""
+    """Memory without a value: NaN bytes for floats, 0xA5 for integers; zero for registers, and for PSUM, where the first accumulation
+    starts from zero."""
     count = max(1, alloc.size) * dtypes.itemsize(alloc.dtype)
-    if alloc.kind == "register":
+    if alloc.kind == "register" or alloc.space == "psum":
         return np.zeros(count, np.uint8)
     out = np.empty(count, np.uint8)
     if dtypes.is_float(alloc.dtype):
@@ -136,7 +137,9 @@ class Tape:
         self.watched = {s.var for group in self.suspects.values() for s in group}
         self.layout = Layout()
         self.steps: list[Any] = []
-        self.tracked: set[Alloc] = unproven(kernel) if track else set()
+        unset = unproven(kernel)
+        self.tracked: set[Alloc] = unset if track else set()
+        self.restarted = {a for a in unset if a.space == "psum"}
         self.seed = seed
         self.ranges: dict[Var, Range] = {v: (v.lo, v.hi) for v in kernel.grid}
         for v in kernel.grid:
@@ -172,8 +175,11 @@ class Tape:
         slot = self.layout.alloc(alloc)
         if slot in self.layout.moving:
             self.steps.append(_make(alloc, slot))
-        elif alloc in self.tracked and alloc.space != "shared_hbm":
+            return
+        if alloc in self.tracked and alloc.space != "shared_hbm":
             self.steps.append(_forget(slot))
+        if alloc in self.restarted:
+            self.steps.append(_clear(slot))
 
     def _instr(self, instr: Instr, ranges: dict[Var, Range]) -> None:
         plan = Plan(instr, self.layout, ranges, self.kernel.loc(instr.loc), self.tracked, self.loops, self.seed,
@@ -302,6 +308,12 @@ def _make(alloc: Alloc, slot: int) -> Callable[[Instance], None]:
 def _forget(slot: int) -> Callable[[Instance], None]:
     def step(machine: Instance) -> None:
         machine.shadows[slot].fill(0)
+    return step
+
+
+def _clear(slot: int) -> Callable[[Instance], None]:
+    def step(machine: Instance) -> None:
+        machine.buffers[slot].fill(0)
     return step
 
 

@@ -30,6 +30,16 @@ def read_error(view: View, state: np.ndarray, loc: Any) -> NkiReadError:
                         fix="initialise the tensor (nl.zeros, or t[...] = 0), or read only what was written")
 
 
+def accumulate_error(view: View, state: np.ndarray, loc: Any) -> NkiReadError:
+    """The warning about the first accumulation into elements that were never written."""
+    made = view.alloc.loc
+    return NkiReadError(f"the first accumulation into {int((state == NEVER).sum())} elements that were never written", loc=loc,
+                        operand=f"{describe(view.access)}" + (f", made at {made}" if made else ""),
+                        rule="an accumulation starts from a value", why="it starts from zero here and where the compiler sees that it is "
+                        "the first of its group; otherwise PSUM holds whatever was there before",
+                        fix="make the tile with nl.zeros(..., buffer=nl.psum), or assign the first product instead of adding it")
+
+
 def masked_error(view: View, origin: Any, loc: Any) -> NkiReadError:
     """The error of elements undefined by a mask that get out."""
     return NkiReadError(f"{view.what} stores or uses elements that a mask left undefined", loc=loc,

@@ -16,15 +16,16 @@ from opennki.ir.nodes import Alloc, Kernel
 from opennki.isa import dtypes
 
 POLICIES: dict[str, dict[str, str]] = {
-    "full": {"read": "error", "masked": "warn", "race": "error", "carried": "warn", "capacity": "warn"},
-    "fast": {"read": "off", "masked": "off", "race": "off", "carried": "off", "capacity": "off"},
-    "off": {"read": "off", "masked": "off", "race": "off", "carried": "off", "capacity": "off"},
+    "full": {"read": "error", "masked": "warn", "race": "error", "carried": "warn", "accumulate": "warn", "capacity": "warn"},
+    "fast": {"read": "off", "masked": "off", "race": "off", "carried": "off", "accumulate": "off", "capacity": "off"},
+    "off": {"read": "off", "masked": "off", "race": "off", "carried": "off", "accumulate": "off", "capacity": "off"},
 }
 
 
 @dataclass(slots=True)
 class Checks:
-    """Which checks run and what each does: error, warn or off, by kind (read, masked, race, carried, capacity)."""
+    """Which checks run and what each does: error, warn or off, by kind (read, masked, race, carried, accumulate,
+    capacity)."""
 
     level: str = "full"
     policy: dict[str, str] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class Checks:
 
 def tape_of(kernel: Kernel, checks: Checks) -> Tape:
     """Plan a kernel (the plan can be run many times)."""
-    return Tape(kernel, track=any(checks.policy.get(k, "error") != "off" for k in ("read", "masked")),
+    return Tape(kernel, track=any(checks.policy.get(k, "error") != "off" for k in ("read", "masked", "accumulate")),
                 races=any(checks.policy.get(k, "error") != "off" for k in ("race", "carried")),
                 certain=checks.level != "off")  # what is known without running costs nothing
 
@@ -60,10 +61,13 @@ def to_memory(array: np.ndarray, dtype: str, copy: bool) -> np.ndarray:
     return data.reshape(-1).view(np.uint8) if data.size else np.zeros(1, np.uint8)
 
 
-def check_overlap(kernel: Kernel, arrays: list[np.ndarray]) -> None:
-    """The same or overlapping arrays where one is written are an error."""
+def check_written(kernel: Kernel, arrays: list[np.ndarray]) -> None:
+    """What is written is writable, and shares no memory with another argument."""
     written = {a: i for i, a in enumerate(kernel.params) if a in kernel.written_params}
     for alloc, i in written.items():
+        if isinstance(arrays[i], np.ndarray) and not arrays[i].flags.writeable:
+            raise NkiValueError(f"the array for {alloc.name!r}, which the kernel writes, is read-only",
+                                rule="outputs go into writable arrays", fix="pass a copy, or return a new tensor from the kernel")
         for j, other in enumerate(arrays):
             if i != j and isinstance(other, np.ndarray) and isinstance(arrays[i], np.ndarray) and np.shares_memory(arrays[i], other):
                 raise NkiValueError(f"the arrays for {alloc.name!r} and {kernel.params[j].name!r} share memory, and {alloc.name!r} is written",
@@ -71,11 +75,7 @@ def check_overlap(kernel: Kernel, arrays: list[np.ndarray]) -> None:
 
 
 def commit(pairs: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Copy new values into the caller's arrays: all of them, or none where one is read-only."""
-    for array, _ in pairs:
-        if not array.flags.writeable:
-            raise NkiValueError("an array that the kernel writes is read-only", rule="outputs go into writable arrays",
-                                fix="pass a copy, or return a new tensor from the kernel")
+    """Copy new values into the caller's arrays, once everything has succeeded."""
     for array, new in pairs:
         array[...] = new.view(array.dtype) if array.dtype != new.dtype and array.dtype.itemsize == new.dtype.itemsize else new
 
@@ -89,7 +89,7 @@ def simulate(kernel: Kernel, arrays: list[np.ndarray], checks: Checks, *, seed: 
     for alloc, array in zip(kernel.params, arrays, strict=True):
         if not isinstance(array, np.ndarray):
             raise NkiTypeError(f"argument {alloc.name!r} is {type(array).__name__}", rule="a simulated kernel takes NumPy arrays")
-    check_overlap(kernel, arrays)
+    check_written(kernel, arrays)
     tape = tape or tape_of(kernel, checks)
     shared: dict[int, tuple[Any, Any]] = {}
     written = set(kernel.written_params)

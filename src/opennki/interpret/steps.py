@@ -286,8 +286,9 @@ def _general(plan: Plan) -> Step:
                     least = state.min(initial=1)
                 if not least:
                     unread = (state == shadow.NEVER) & (where if where is not None and where.shape == state.shape else True)
-                    if unread.any() and not _accumulates(plan, o):
-                        machine.report("read", shadow.read_error(view, np.where(unread, 0, 1), loc))
+                    if unread.any():
+                        kind, error = ("accumulate", shadow.accumulate_error) if _accumulates(plan, o) else ("read", shadow.read_error)
+                        machine.report(kind, error(view, np.where(unread, 0, 1), loc))
                 if state.max(initial=1) > 1:
                     taints.append((state == shadow.MASKED, n == 1 and family == "matmul"))
                     machine.origins.setdefault(view.slot, loc)
