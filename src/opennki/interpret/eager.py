@@ -12,7 +12,7 @@ import numpy as np
 
 from opennki.errors import NkiValueError
 from opennki.interpret.machine import Reporter, fresh
-from opennki.interpret.simulate import Checks, check_overlap, commit, dtypes_public, to_memory
+from opennki.interpret.simulate import Checks, check_written, commit, dtypes_public, to_memory
 from opennki.interpret.steps import Plan, compile_step
 from opennki.interpret.views import Layout, View
 from opennki.ir.affine import Var
@@ -39,6 +39,8 @@ class EagerMachine:
         self.report = Reporter(checks.policy)
         self.track = checks.level == "full"
         self.tracked: set[Any] = set()
+        self.shared: dict[Any, Any] = {}  # memory of shared_hbm tensors by place and occurrence
+        self.made: dict[Any, int] = {}  # how many of each place the running program has made
 
     def put(self, alloc: Alloc, data: np.ndarray, state: np.ndarray | None) -> None:
         """Give a tensor its memory."""
@@ -48,15 +50,25 @@ class EagerMachine:
             self.shadows.append(None)
         self.buffers[slot], self.shadows[slot] = data, state
 
+    def allocate(self, alloc: Alloc) -> None:
+        """Memory of a tensor; what is in shared_hbm is the same for all programs, found by its place in the kernel."""
+        if self.track:
+            self.tracked.add(alloc)
+        if alloc.space != "shared_hbm":
+            self.put(alloc, fresh(alloc), np.zeros(alloc.size, np.uint8) if self.track else None)
+            return
+        place = (alloc.loc, alloc.shape, alloc.dtype, alloc.name)
+        self.made[place] = number = self.made.get(place, 0) + 1
+        known = self.shared.get((*place, number))
+        if known is None:
+            known = fresh(alloc), np.zeros(alloc.size, np.uint8) if self.track else None
+            self.shared[(*place, number)] = known
+        self.put(alloc, *known)
+
     def statement(self, stmt: Any, tracer: Any) -> None:
         """Run one statement."""
         if isinstance(stmt, Alloc):
-            known = stmt in self.layout.allocs and stmt.space == "shared_hbm"
-            if not known:
-                state = np.zeros(stmt.size, np.uint8) if self.track else None
-                self.put(stmt, fresh(stmt), state)
-                if self.track:
-                    self.tracked.add(stmt)
+            self.allocate(stmt)
             return
         assert isinstance(stmt, Instr)
         if ISA[stmt.op].suspends:
@@ -98,6 +110,7 @@ def run_eager(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options:
     result: Any = None
     for program in product(*(range(n) for n in options.grid)):
         tracer = new_tracer(options, grid, frozenset(), eager=lambda stmt: machine.statement(stmt, tracer), program=program)
+        machine.made.clear()
         tracer.options["values"] = machine.values
         token = activate(tracer)
         try:
@@ -111,7 +124,7 @@ def run_eager(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options:
             deactivate(token)
             tracer.options.clear()
     kernel, outputs_ = result
-    check_overlap(kernel, params.values)
+    check_written(kernel, params.values)
     commit([(array, np.ndarray(alloc.shape, dtypes.storage(alloc.dtype), machine.buffers[machine.layout.alloc(alloc)]))
             for alloc, array in zip(kernel.params, params.values, strict=True) if alloc in kernel.written_params])
     return rebuild(kernel.returns, outputs_)
