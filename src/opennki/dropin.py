@@ -13,6 +13,7 @@ Importing this module installs two finders. Use it as `import opennki.dropin`, `
 
 Nothing heavy is imported: a vendor's module is loaded when a kernel imports it.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -51,25 +52,41 @@ MODULES: dict[str, str] = {
     f"{_NKI}._private": "",
     f"{_NKI}._private.private_api": f"{_HERE}.private_api",
     f"{_NKI}.kernels": f"{_HERE}.kernels",
-    **{f"{_NKI}.kernels.{name}": f"{_HERE}.kernels.{name}"
-       for name in ("attention", "allocated_attention", "allocated_fused_linear", "double_row_matmul", "tutorial",
-                    "vision")},
+    **{
+        f"{_NKI}.kernels.{name}": f"{_HERE}.kernels.{name}"
+        for name in (
+            "attention",
+            "allocated_attention",
+            "allocated_fused_linear",
+            "double_row_matmul",
+            "tutorial",
+            "vision",
+        )
+    },
     "neuronxcc.starfish": "",
     "neuronxcc.starfish.support": "",
     "neuronxcc.starfish.support.dtype": f"{_HERE}.support_dtype",
     "neuronxcc.starfish.support.util": f"{_HERE}.support_util",
 }
 
+_VENDOR: dict[str, str] = {}
+for _name, _ours in MODULES.items():
+    _VENDOR.setdefault(_ours, _name)
+
 # Top-level names that opennki will serve later. The second name is one that the real package has.
-LATER: dict[str, str] = {"nki": "nki.language", "jax_neuronx": "jax_neuronx", "torch_neuronx": "torch_neuronx.xla_impl",
-                         "torch_xla": "torch_xla.core"}
+LATER: dict[str, str] = {
+    "nki": "nki.language",
+    "jax_neuronx": "jax_neuronx",
+    "torch_neuronx": "torch_neuronx.xla_impl",
+    "torch_xla": "torch_xla.core",
+}
 
 
 class NotYetModule(NkiNotYet, ModuleNotFoundError):
     """A module of the vendor that opennki does not have: an ImportError, so that `try: import` works."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"the module {name}", loc=_importer())
+        super().__init__(name, loc=_importer())
         # The import statement `from package import name` swallows an error with the name that it asked for.
         self.name = None if MODULES.get(name.rpartition(".")[0]) == "" else name
 
@@ -79,22 +96,29 @@ def _importer() -> Loc:
     frame = user_frame()
     while frame is not None and "importlib" in frame.f_code.co_filename:
         frame = user_frame(frame.f_back) if frame.f_back is not None else None
-    return Loc(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) if frame is not None else UNKNOWN
+    return (
+        Loc(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) if frame is not None else UNKNOWN
+    )
 
 
 def vendor_name(name: str) -> str:
-    """The vendor's name of a module of ours, or the name itself: `from neuronxcc.nki.isa import x` asks for
-    ours."""
-    return _NKI + name.removeprefix(_HERE) if name == _HERE or name.startswith(_HERE + ".") else name
+    """The vendor's name of a name in a module of ours: `from neuronxcc.nki.isa import x` asks for ours."""
+    module, rest = name, ""
+    while module not in _VENDOR and "." in module:
+        module, _, last = module.rpartition(".")
+        rest = f".{last}{rest}"
+    return _VENDOR.get(module, module) + rest
 
 
 def _asked_only() -> bool:
     """True when importlib.util.find_spec asks whether a module exists, and nobody imports it."""
-    frame = sys._getframe(2)  # the caller of find_spec is importlib's _find_spec, and its caller is who wants to know
+    frame = sys._getframe(
+        2
+    )  # the caller of find_spec is importlib's _find_spec, and its caller is who wants to know
     while frame is not None and frame.f_code.co_name in ("find_spec", "_find_spec"):
         if frame.f_globals.get("__name__") == "importlib.util":
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back  # type: ignore[method-assign]
     return False
 
 
@@ -111,8 +135,10 @@ class _Loader(Loader):
             module = importlib.import_module(self.ours)
             self.spec = module.__spec__
             return module
-        module = ModuleType(spec.name, f"Package `{spec.name}`, of which opennki has the parts that kernels import.")
-        module.__getattr__ = _missing_in(spec.name)  # type: ignore[assignment]
+        module = ModuleType(
+            spec.name, f"Package `{spec.name}`, of which opennki has the parts that kernels import."
+        )
+        module.__getattr__ = _missing_in(spec.name)  # type: ignore[method-assign]
         return module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -124,6 +150,7 @@ class _Loader(Loader):
 
 def _missing_in(package: str) -> Callable[[str], Any]:
     from opennki.dialects.neuronxcc._missing import missing
+
     return missing(package)
 
 
@@ -153,7 +180,9 @@ def really_installed(name: str, witness: str, skip: tuple[MetaPathFinder, ...] =
 class Served(MetaPathFinder):
     """Serves `neuronxcc` and its modules."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Spec of a module of ours under the vendor's name; NotYetModule for one that the vendor alone
         has."""
         root = name.split(".", 1)[0]
@@ -182,7 +211,9 @@ class Served(MetaPathFinder):
 class Later(MetaPathFinder):
     """Says which names of the vendor opennki does not have."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """None, or NotYetModule when the name is imported."""
         root = name.split(".", 1)[0]
         if root in LATER and root not in sys.modules and not _asked_only():
