@@ -100,6 +100,19 @@ def test_many_blocks(rows):
     np.testing.assert_allclose(got, x.astype(np.float64).sum(1), rtol=1e-3, atol=0.5)
 
 
+@pytest.mark.oracle
+@pytest.mark.parametrize("op", ARITHMETIC)
+def test_lanes_carry_over_from_block_to_block(op):
+    x = values((256, 32 * 30 + 5), 8, op)
+    if op == "maximum":
+        x = -np.abs(x)  # an accumulator that starts at zero would win
+    if op == "minimum":
+        x = np.abs(x)
+    got = reduce_free(x, op, 1)
+    for row in (0, 255):
+        same(got[row], by_the_text(x[row].tolist(), op))
+
+
 def layouts(x):
     yield np.asfortranarray(x)
     yield np.repeat(x, 2, axis=-1)[..., ::2]
@@ -136,6 +149,9 @@ def test_axes(axes, keepdims):
         want = fn(x.astype(np.float64), axis=axes, keepdims=keepdims)
         assert got.shape == want.shape and got.dtype == np.float32
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-2)
+    same(
+        reduce_free(x, "add", (3, 1)), reduce_free(x, "add", (1, 3))
+    )  # row-major, whatever the order of axes
     moved = x.transpose(0, 2, 1, 3).reshape(4, 6, 35)
     same(
         reduce_free(x, "add", (1, 3)),
@@ -183,6 +199,13 @@ def test_special_values():
         reduce_partition(zeros, "add"),
     ):
         assert np.signbit(got).all() and not got.any()
+    for n in (3, 70):  # -0 - 0 - 0 ... is -0
+        x = np.zeros((1, n), np.float32)
+        x[0, 0] = -0.0
+        assert (
+            np.signbit(reduce_free(x, "subtract", 1)).all()
+            and np.signbit(reduce_partition(x.T, "subtract")).all()
+        )
     x = np.ones((1, 40), np.float32)
     x[0, 37] = math.nan
     for op in ARITHMETIC:

@@ -191,8 +191,8 @@ EXACT = {
     "multiply", "divide", "reciprocal", "maximum", "minimum", "fmod", "logical_not",
     *(n for n in BINARY if SCALAR[n].group in ("comparison", "logical")),
 }  # fmt: skip
-# Relative error; 1e-6 (some eight units in the last place) unless named. In some compositions the argument of exp
-# is rounded to float32, which costs its magnitude in relative error.
+# Relative error; 1e-6 (some eight units in the last place) unless named. In some compositions the argument of
+# exp is rounded to float32, which costs its magnitude in relative error.
 RELATIVE = {
     "erf": 7e-8, "gelu": 7e-8, "erf_dx": 1e-5, "silu": 1e-5, "sigmoid": 1e-5, "mish": 1e-5,
     "gelu_apprx_sigmoid": 2e-5,
@@ -422,7 +422,8 @@ def test_limits_at_infinity():
     limits = {
         "silu": [-0.0, INF], "mish": [-0.0, INF], "gelu": [-0.0, INF], "gelu_apprx_tanh": [-0.0, INF],
         "gelu_apprx_sigmoid": [-0.0, INF], "softplus": [0.0, INF], "silu_dx": [0.0, 1.0],
-        "gelu_dx": [0.0, 1.0],         "erf_dx": [0.0, 0.0], "erf": [-1.0, 1.0], "sigmoid": [0.0, 1.0], "tanh": [-1.0, 1.0],
+        "gelu_dx": [0.0, 1.0], "erf_dx": [0.0, 0.0], "erf": [-1.0, 1.0], "sigmoid": [0.0, 1.0],
+        "tanh": [-1.0, 1.0],
     }  # fmt: skip
     for name, want in limits.items():
         assert run(name, inf).tolist() == want, name

@@ -117,8 +117,8 @@ _ERF_Q = (
     0.001179058155497776,
     5.286724535493248e-05,
 )
-# exp(y²) erfc(y) = t r(t) with t = 2.5 / (2.5 + y), relative error below 7e-9 for all y >= 0 (found likewise).
-# It gives the normal distribution function its relative accuracy in the tail, which 1 + erf loses.
+# exp(y²) erfc(y) = t r(t) with t = 2.5 / (2.5 + y), relative error below 7e-9 for y >= 0 (found likewise). It
+# gives the normal distribution function its relative accuracy in the tail, which 1 + erf loses.
 _TAIL = (
     0.22567583479256445,
     0.22567586013618948,
