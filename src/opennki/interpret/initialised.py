@@ -11,10 +11,33 @@ from opennki.ir.verify import accesses
 
 
 def unproven(kernel: Kernel) -> set[Alloc]:
-    """The local tensors that are read and not proven to be written before."""
+    """The local tensors that are read and not proven to be written before, or computed from elements that a mask may have left undefined."""
     proven: set[Alloc] = set()
     _scan(kernel.body, proven)
-    return {a for a in read_anywhere(kernel.body) if a.kind == "local" and a not in proven}
+    found = {a for a in read_anywhere(kernel.body) if a.kind == "local" and a not in proven}
+    return found | _computed_from(kernel, found)
+
+
+def _computed_from(kernel: Kernel, found: set[Alloc]) -> set[Alloc]:
+    """The on-chip tensors into which undefined elements of masked ones can spread."""
+    edges: list[tuple[list[Alloc], list[Alloc]]] = []
+    partial: set[Alloc] = set()
+    for stmt in statements(kernel.body):
+        if not isinstance(stmt, Instr):
+            continue
+        touched = list(accesses(stmt))
+        out = [a.alloc for a, _, w in touched if w and a.alloc.kind == "local" and a.alloc.on_chip]
+        if stmt.mask:
+            partial.update(a for a in out if a in found)
+        edges.append(([a.alloc for a, r, _ in touched if r], out))
+    spread = True
+    while spread and partial:
+        spread = False
+        for source, out in edges:
+            if any(a in partial for a in source) and any(a not in partial for a in out):
+                partial.update(out)
+                spread = True
+    return partial
 
 
 def read_anywhere(body: list[Stmt]) -> set[Alloc]:

@@ -16,7 +16,7 @@ from opennki.ir.verify import describe
 
 NEVER, WRITTEN, MASKED = 0, 1, 2
 # families whose result element depends on the operand elements at the same place
-_ELEMENTWISE = frozenset({"elementwise", "tensor_scalar", "activation", "copy", "dma", "select", "random"})
+_ELEMENTWISE = frozenset({"elementwise", "tensor_scalar", "activation", "copy", "dma", "random"})
 
 
 def read_error(view: View, state: np.ndarray, loc: Any) -> NkiReadError:
@@ -53,6 +53,8 @@ def spread(family: str, taints: list[tuple[np.ndarray, bool]], shape: tuple[int,
     """Where results are undefined: `taints` are the undefined elements of each operand and whether it is a matmul operand of the output's
     rows; None for nowhere."""
     out: np.ndarray | None = None
+    if family == "select":
+        return None  # choosing is how undefined elements are replaced; which were chosen is not looked at
     for taint, columns in taints:
         if not taint.any():
             continue

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from opennki import settings
 from opennki.errors import NkiError, NkiTypeError, NkiValueError
 from opennki.interpret.machine import Instance, Reporter, Tape, fresh
+from opennki.interpret.precision import widened
 from opennki.interpret.programs import run_all
 from opennki.ir.nodes import Alloc, Kernel
 from opennki.isa import dtypes
@@ -46,7 +48,9 @@ class Checks:
 
 
 def tape_of(kernel: Kernel, checks: Checks) -> Tape:
-    """Plan a kernel (the plan can be run many times)."""
+    """Plan a kernel (the plan can be run many times); with NKI_PRECISE_FP=0 its low-precision tensors are in float32."""
+    if not settings.current().precise_fp:
+        kernel = widened(kernel)
     return Tape(kernel, track=any(checks.policy.get(k, "error") != "off" for k in ("read", "masked", "accumulate")),
                 races=any(checks.policy.get(k, "error") != "off" for k in ("race", "carried")),
                 certain=checks.level != "off")  # what is known without running costs nothing

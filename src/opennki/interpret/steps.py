@@ -290,7 +290,10 @@ def _general(plan: Plan) -> Step:
                         kind, error = ("accumulate", shadow.accumulate_error) if _accumulates(plan, o) else ("read", shadow.read_error)
                         machine.report(kind, error(view, np.where(unread, 0, 1), loc))
                 if state.max(initial=1) > 1:
-                    taints.append((state == shadow.MASKED, n == 1 and family == "matmul"))
+                    taint = state == shadow.MASKED
+                    if where is not None and where.shape == taint.shape:
+                        taint &= where
+                    taints.append((taint, n == 1 and family == "matmul"))
                     machine.origins.setdefault(view.slot, loc)
             if array is None:
                 kw[o.name] = None

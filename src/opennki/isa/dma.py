@@ -102,6 +102,10 @@ def _check_dma_transpose(c: Any, target: Any) -> None:
             f"mask on a transpose of {rank} dimensions", operand="mask", rule="mask is for 2 dimensions",
             why="its dimensions are those of src, and more than two are not mapped to the result",
             fix="slice src instead of masking it")
+    dims = getattr(c.src, "dims", ())
+    if any(d.dyn is not None for d in dims) and target.generation < 3:
+        raise make("err_indirect_indices_are_not_supported_with_nki_api", "src has a runtime index", operand="src",
+                   fix="gather with nl.load or nisa.dma_copy first; trn2 and later gather while they transpose")
     _check_dge(c, target)
 
 
@@ -112,13 +116,13 @@ def _check_dma_transpose(c: Any, target: Any) -> None:
     # 0.9 of the copy rate from HBM, 0.5 from SBUF (isa_costs: dma_transpose).
     cost=lambda d, hw: cost.dma(hw, hw.partitions, cost.tile_bytes(d, "src"),
                                 0.9 if d.spaces["src"] == "hbm" else 0.5))
-def dma_transpose(src: T[Array, In("P F*", _BULK)], *,
+def dma_transpose(src: T[Array, In("P F*", _BULK, indirect=True)], *,
                   axes: T[Any, Attr((tuple, list), (None, *_AXES.values()), optional=True)] = None,
                   mask: T[Any, Mask] = None, dtype: T[Any, DType] = None,
                   dge_mode: T[enums.dge_mode, _DGE] = enums.dge_mode.unknown, **kwargs: Any) -> Array:
     """Transposes a tile while it is moved into SBUF: the first and the last dimension of src change places.
 
-    src: HBM or SBUF, 2 to 4 dimensions, no runtime indices. axes: (1, 0), (2, 1, 0) or (3, 1, 2, 0), by
+    src: HBM or SBUF, 2 to 4 dimensions; rows named at run time by a [N, 1] tile from trn2. axes: (1, 0), (2, 1, 0) or (3, 1, 2, 0), by
     default the one for the dimensions of src. Result: src.transpose(axes) in SBUF, so the last dimension of
     src is at most 128; dtype of src unless dtype is given; bits are kept where the dtype is. dge_mode: hwdge
     from trn2. mask (2 dimensions) counts those of src. Cost: bytes / (0.9 of the sustained DMA rate from HBM,

@@ -228,11 +228,11 @@ def _cumulative_check(c: Any, _target: Any) -> None:
                             rule="reduce_cmd is reset_reduce, load_reduce or reduce",
                             why="the accumulator registers carry the scan",
                             fix="use nki.isa.reduce_cmd.reset_reduce")
-    if (int(c.reduce_cmd) == _LOAD_REDUCE) != (c.imm1 is not None):
-        raise NkiTypeError("imm1 and reduce_cmd do not match", operand="imm1",
-                           rule="imm1 is given with reduce_cmd.load_reduce, and only then",
+    if int(c.reduce_cmd) == _LOAD_REDUCE and c.imm1 is None:
+        raise NkiTypeError("reduce_cmd.load_reduce without imm1", operand="imm1",
+                           rule="imm1 is given with reduce_cmd.load_reduce",
                            why="it is what load_reduce loads into the accumulator registers",
-                           fix="give both, or neither")
+                           fix="give imm1, or use reset_reduce")
 
 
 @instruction(
@@ -258,7 +258,8 @@ def tensor_scalar_cumulative(*, src: T[Array, In("P F*", dtypes=_SMALL)],
     minimum. imm0, imm1: a number, or a float32 tile with one element per partition. float32 arithmetic, the
     state is not rounded in between. r[-1] is in the accumulator registers of the Vector Engine, one per
     partition, where the last value stays. reduce_cmd: reset_reduce starts at the neutral value of op1 (0, 1,
-    -inf or inf), load_reduce at imm1, reduce where they are.
+    -inf or inf), load_reduce at imm1 (which the other commands
+    do not use), reduce where they are.
     """
     partitions = src.shape[0]
     values = rows(apply(op0, src, imm0), partitions)

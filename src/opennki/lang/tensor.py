@@ -112,6 +112,8 @@ class Tensor:
         return f"<{self.describe()}>" if values is None else f"<{self.describe()}:\n{values}>"
 
     def __bool__(self) -> bool:
+        if not self.on_chip:
+            return True  # the truth of a handle in HBM, as in `if bias:` for an optional argument
         if self.size == 1:
             raise make("err_dynamic_control_flow_not_supported", f"the truth of {self.describe()} is needed")
         raise make("err_ambiguous_tensor_truth_value", f"the truth of {self.describe()} is needed")
