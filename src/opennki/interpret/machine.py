@@ -62,7 +62,8 @@ class Instance:
 
     def new_buffer(self, alloc: Alloc, slot: int) -> None:
         """Memory of a tensor: registers start at zero, everything else with no value (NaN where there is one)."""
-        self.buffers[slot] = fresh(alloc)
+        # what is proven to be written first needs no fill
+        self.buffers[slot] = fresh(alloc) if alloc in self.tape.unset or alloc.kind == "register" else _room(alloc)
         self.shadows[slot] = np.zeros(alloc.size, np.uint8) if alloc in self.tape.tracked else None
 
     def owners_of(self, view: View, slot: int, var: Var) -> np.ndarray:
@@ -108,6 +109,10 @@ class Instance:
         return None
 
 
+def _room(alloc: Alloc) -> np.ndarray:
+    return np.empty(max(1, alloc.size) * dtypes.itemsize(alloc.dtype), np.uint8)
+
+
 def fresh(alloc: Alloc) -> np.ndarray:
     """Memory without a value: NaN bytes for floats, 0xA5 for integers; zero for registers, and for PSUM, where the first accumulation
     starts from zero."""
@@ -138,6 +143,7 @@ class Tape:
         self.layout = Layout()
         self.steps: list[Any] = []
         unset = unproven(kernel)
+        self.unset = unset | {o.alloc for o in kernel.outputs}
         self.tracked: set[Alloc] = unset if track else set()
         self.restarted = {a for a in unset if a.space == "psum"}
         self.seed = seed
