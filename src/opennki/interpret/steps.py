@@ -269,6 +269,7 @@ def _general(plan: Plan) -> Step:
         full = box == whole
         kw = dict(static)
         taints: list[tuple[Array, bool]] = []
+        origin: Loc | None = None
         machine.inside = None
         for n, o in enumerate(plan.inputs):
             view = o.view
@@ -281,7 +282,7 @@ def _general(plan: Plan) -> Step:
             if o.name in tracked:
                 state = view.shadow(machine, *part)
                 least = state.min(initial=1)
-                if o.zero is not None and not least:
+                if o.zero is not None and (not least or state.max(initial=1) > 1):
                     state = np.where(_zeroed(np.ones(state.shape, np.uint8), o.zero, machine) > 0, state, 1)
                     least = state.min(initial=1)
                 if not least:
@@ -294,7 +295,7 @@ def _general(plan: Plan) -> Step:
                     if where is not None and where.shape == taint.shape:
                         taint &= where
                     taints.append((taint, n == 1 and family == "matmul"))
-                    machine.origins.setdefault(view.slot, loc)
+                    origin = machine.origins.get(view.slot, origin)
             if array is None:
                 kw[o.name] = None
                 continue
@@ -344,7 +345,7 @@ def _general(plan: Plan) -> Step:
                     stored = np.empty(shape, view.dtype)
                     write(stored, value)
                     np.copyto(out, stored, where=keep)
-            _mark(machine, plan, view, part, keep, taints, full)
+            _mark(machine, plan, view, part, keep, taints, origin)
             for suspected, slot, suspect in plan.suspects:
                 if suspected is view:
                     touched.wrote(machine, view, slot, suspect, part, keep)
@@ -362,8 +363,19 @@ def _general(plan: Plan) -> Step:
             return
         if box != whole:
             _excluded(machine, plan, box)
+            if decl.positional:
+                run(machine, whole, _inside_box(machine, masker, box, iteration))
+                return
         run(machine, box, masker.where(machine.env, *box))
     return step
+
+
+def _inside_box(machine: Any, masker: Masker, box: Any, iteration: tuple[int, ...]) -> Array:
+    """Truth values of a mask over the whole iteration space."""
+    truth = np.zeros(iteration, bool)
+    rest = masker.where(machine.env, *box)
+    truth[tuple(slice(a, b) for a, b in zip(*box, strict=True))] = True if rest is None else rest
+    return truth
 
 
 def _part(name: str, dims: Any, shape: tuple[int, ...], lo: tuple[int, ...], hi: tuple[int, ...], decl: Instruction,
@@ -388,7 +400,8 @@ def _accumulates(plan: Plan, o: Operand) -> bool:
     return plan.decl.family == "matmul" and o.name == "dst"
 
 
-def _mark(machine: Any, plan: Plan, view: View, part: Any, keep: Array | None, taints: list[tuple[Array, bool]], full: bool) -> None:
+def _mark(machine: Any, plan: Plan, view: View, part: Any, keep: Array | None, taints: list[tuple[Array, bool]],
+          origin: Loc | None) -> None:
     state = machine.shadows[view.slot]
     shape = tuple(b - a for a, b in zip(*part, strict=True))
     bad = shadow.spread(plan.decl.family, taints, shape) if taints else None
@@ -396,7 +409,7 @@ def _mark(machine: Any, plan: Plan, view: View, part: Any, keep: Array | None, t
         bad = bad & keep
     if bad is not None and bad.any() and view.alloc.space not in ("sbuf", "psum", "register"):
         source = next((o.view for o in plan.tracked), view)
-        machine.report("masked", shadow.masked_error(source, machine.origins.get(source.slot), plan.loc))
+        machine.report("masked", shadow.masked_error(source, origin, plan.loc))
         bad = None
     if state is None or view.dynamic is not None:
         return
@@ -409,7 +422,7 @@ def _mark(machine: Any, plan: Plan, view: View, part: Any, keep: Array | None, t
         part_state[excluded] = shadow.MASKED
     if bad is not None:
         part_state[bad] = shadow.MASKED
-        machine.origins.setdefault(view.slot, plan.loc)
+        machine.origins[view.slot] = origin or plan.loc
 
 
 def _excluded(machine: Any, plan: Plan, box: Any) -> None:

@@ -205,6 +205,7 @@ class Instruction:
     check: Callable[[Any, Any], None] | None
     choose_engine: Callable[[Any, Any], str] | None
     suspends: bool
+    positional: bool
     random: bool
     min_generation: int
     source: str
@@ -240,14 +241,15 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
                 raw: bool | Callable[[Any], bool] = False, mask_on: str = "",
                 mask_dims: Mapping[str, tuple[int | None, ...]] | None = None,
                 check: Callable[[Any, Any], None] | None = None,
-                choose_engine: Callable[[Any, Any], str] | None = None, suspends: bool = False, random: bool = False,
+                choose_engine: Callable[[Any, Any], str] | None = None, suspends: bool = False, random: bool = False, positional: bool = False,
                 min_generation: int = 2, surface: str = "isa") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register an annotated NumPy function as an instruction.
 
     `engine` lists the engines that can run it, the default first; `choose_engine(call, target)` picks one when the user does
     not. `cost(d, hw)` gives cycles of that engine; `d` has the bound dimensions, `d.engine`, `d.dtypes` (by operand).
     `raw(call)` says whether tiles arrive in their storage dtype. `mask_on` names the operand whose dimensions a mask counts
-    (default: the iteration space, written elements only); the body then gets `mask` as truth values or None.
+    (default: the iteration space, written elements only); the body then gets `mask` as truth values or None. `positional`: the place of an
+    element in that operand has a meaning, so a mask does not narrow it but arrives as truth values.
     `mask_dims` maps an operand to the mask dimension of each of its own (None: not narrowed) where they are not the same.
     `check(call, target)` raises for rules that the vocabulary cannot say. `surface` is isa, language or internal.
     """
@@ -270,7 +272,7 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
         rawness = raw if callable(raw) else (_always if raw else _never)
         ISA[fn.__name__] = Instruction(
             fn.__name__, tuple(engine.split()), tuple(params), results, fn, limits, cost, family, rawness, mask_on,
-            dict(mask_dims or {}), check, choose_engine, suspends, random, min_generation, source,
+            dict(mask_dims or {}), check, choose_engine, suspends, positional, random, min_generation, source,
             textwrap.dedent(fn.__doc__).strip(), _public(signature, params), surface,
             {p.name: i for i, p in enumerate(params)})
         return fn

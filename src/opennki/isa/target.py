@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opennki import settings
-from opennki.errors import NkiValueError
+from opennki.errors import NkiValueError, user_frame
 
 _SDK = "aws-neuron-sdk@81ce03ae:"
 _ARCH = (f"{_SDK}nki/guides/architecture/trainium_inferentia2_arch.rst (gen2), trainium2_arch.rst (gen3), "
@@ -313,5 +313,11 @@ def detect() -> tuple[Target, bool]:
     override = settings.current().platform_target_override
     if override is not None:
         return resolve(override), False
-    warnings.warn(FALLBACK_WARNING, UserWarning, stacklevel=2)
+    frame = user_frame()
+    if frame is None:
+        warnings.warn(FALLBACK_WARNING, UserWarning, stacklevel=2)
+    else:  # at the user's line, and once for each unless filters say otherwise
+        registry = frame.f_globals.setdefault("__warningregistry__", {})
+        warnings.warn_explicit(FALLBACK_WARNING, UserWarning, frame.f_code.co_filename, frame.f_lineno,
+                               registry=registry)
     return TARGETS[FALLBACK], True

@@ -431,7 +431,7 @@ def _keeps_some(c: Any) -> bool:
 
 
 @instruction(
-    engine="vector", family="shuffle", source="api_legacy: isa.nc_stream_shuffle", raw=True, mask_on="dst",
+    positional=True, engine="vector", family="shuffle", source="api_legacy: isa.nc_stream_shuffle", raw=True, mask_on="dst",
     mask_dims={"src": (None, 1, 2, 3, 4)},  # partitions of src are named by shuffle_mask
     limits=(PARTITIONS,), check=_shuffle_check, cost=cost.streaming)
 def nc_stream_shuffle(src: T[Array, In("*")], dst: T[Array, InOut("P F*", when=_keeps_some)],

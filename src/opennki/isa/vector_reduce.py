@@ -298,7 +298,7 @@ def _moments(x: Array, chosen: Array | None) -> tuple[Array, Array, Array]:
 
 
 @instruction(
-    engine="vector", family="stats", source="api_legacy: isa.bn_stats", mask_on="data",
+    positional=True, engine="vector", family="stats", source="api_legacy: isa.bn_stats", mask_on="data",
     mask_dims={"result": (0, None)},
     results=(Result(lambda c: (c.data.shape[0], 6), "data"),),
     limits=(PARTITIONS,
@@ -423,7 +423,7 @@ def _range_select_check(c: Any, _target: Any) -> None:
 
 
 @instruction(
-    engine="vector", family="select", source="api_legacy: isa.range_select",
+    positional=True, engine="vector", family="select", source="api_legacy: isa.range_select",
     results=(Result("on_true_tile", "on_true_tile"),),
     mask_on="on_true_tile", mask_dims={**_SAME, "bound0": (0, None), "bound1": (0, None),
                                        "reduce_res": (0, None)},

@@ -65,7 +65,7 @@ def _ordered(x: Array) -> Array:
 
 
 @instruction(
-    engine="vector", family="topk", source="api_legacy: isa.max8", mask_on="src",
+    positional=True, engine="vector", family="topk", source="api_legacy: isa.max8", mask_on="src",
     mask_dims={"result": (0, None)},
     results=(Result(lambda c: (c.src.shape[0], EIGHT), "src"),), limits=(PARTITIONS, _FEW),
     check=lambda c, target: _at_least_eight(c, "src", target), cost=cost.streaming)
@@ -103,7 +103,7 @@ def _find_index8_check(c: Any, target: Any) -> None:
 
 
 @instruction(
-    engine="vector", family="topk",
+    positional=True, engine="vector", family="topk",
     source="api_legacy: isa.nc_find_index8; repeated and missing values: NKI documentation "
     "of 2.32", mask_on="data", mask_dims={"vals": (0, None), "result": (0, None)},
     results=(Result(lambda c: (c.data.shape[0], EIGHT), lambda c: "uint32"),), limits=(PARTITIONS, _FEW),
@@ -140,7 +140,7 @@ def _match_replace8_check(c: Any, target: Any) -> None:
 
 
 @instruction(
-    engine="vector", family="topk",
+    positional=True, engine="vector", family="topk",
     source="api_legacy: isa.nc_match_replace8; order of repeated values: bug report BR007, NKI "
     "documentation of 2.32", mask_on="data", mask_dims={"vals": (0, None), "dst_idx": (0, None),
                                                         "result": (0, 1, 2, 3, 4)},
