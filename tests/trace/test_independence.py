@@ -105,3 +105,21 @@ def test_programs_that_write_their_own_rows_need_nothing_at_run_time():
         return out
     found = findings(kernel, np.zeros((256, 64), np.float32), grid=(2, 2))
     assert not found.problems and not found.suspects
+
+
+def test_a_tensor_that_is_also_used_as_bytes_raises_no_false_alarm():
+    """Elements written one by one as float32, read and patched as bytes: neither unwritten nor shared."""
+    def kernel(x, y):
+        out = nl.ndarray((4, 16), nl.uint8, buffer=nl.shared_hbm)
+        tile = nl.ndarray((4, 4), nl.float32, buffer=nl.sbuf)
+        for j in nl.affine_range(4):
+            tile[:, j:j + 1] = nl.load(x[:, j:j + 1])
+        tile.view(nl.uint8)[:, 8:9] = nl.load(y)
+        nl.store(out[0:3], tile.view(nl.uint8)[0:3])
+        nl.store(out[3:4], tile.view(nl.uint8)[3:4])
+        return out
+    x, y = np.arange(16, dtype=np.float32).reshape(4, 4), np.full((4, 1), 7, np.uint8)
+    want = x.copy().view(np.uint8)
+    want[:, 8] = 7
+    got = jit(kernel, mode="simulation", platform_target="trn1").simulate(x, y, checks="full")
+    np.testing.assert_array_equal(got, want)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from opennki.ir.affine import Var
 from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, Instr, Kernel, Stmt, statements
 from opennki.ir.verify import accesses
+from opennki.isa import dtypes
 
 
 def unproven(kernel: Kernel) -> set[Alloc]:
@@ -15,7 +16,13 @@ def unproven(kernel: Kernel) -> set[Alloc]:
     proven: set[Alloc] = set()
     _scan(kernel.body, proven)
     found = {a for a in read_anywhere(kernel.body) if a.kind == "local" and a not in proven}
-    return found | _computed_from(kernel, found)
+    return (found | _computed_from(kernel, found)) - _resized(kernel)
+
+
+def _resized(kernel: Kernel) -> set[Alloc]:
+    """Tensors that are also used as a dtype of another size: no state is kept, it is one by element of the tensor's own dtype."""
+    return {a.alloc for s in statements(kernel.body) if isinstance(s, Instr) for a, _, _ in accesses(s)
+            if a.dtype != a.alloc.dtype and dtypes.itemsize(a.dtype) != dtypes.itemsize(a.alloc.dtype)}
 
 
 def _computed_from(kernel: Kernel, found: set[Alloc]) -> set[Alloc]:

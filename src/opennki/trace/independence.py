@@ -181,7 +181,7 @@ def _write(touch: _Touch, variables: list[Var], kernel: Kernel, counts: dict[Var
         kind = "carried" if touch.update == "fold" else "race"
         found.problems.append((kind, dependency(access, fixed, loc, kernel, touch.update)))
         return
-    if not touch.update:
+    if not touch.update and dtypes.itemsize(access.dtype) == dtypes.itemsize(access.alloc.dtype):
         found.suspects += [Suspect(touch.instr, access, v) for v in variables if not separates(access, v, counts)]
 
 
