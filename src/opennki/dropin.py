@@ -73,12 +73,19 @@ _VENDOR: dict[str, str] = {}
 for _name, _ours in MODULES.items():
     _VENDOR.setdefault(_ours, _name)
 
+# Stand-ins for what torch drivers import, served by the finder that comes last: real packages win.
+_TORCH = "opennki.dialects.torch_shims"
+SHIMS: dict[str, str] = {
+    "torch_xla": "",
+    "torch_xla.core": "",
+    "torch_xla.core.xla_model": f"{_TORCH}.xla_model",
+    "torch_neuronx": f"{_TORCH}.torch_neuronx",
+}
+
 # Top-level names that opennki will serve later. The second name is one that the real package has.
 LATER: dict[str, str] = {
     "nki": "nki.language",
     "jax_neuronx": "jax_neuronx",
-    "torch_neuronx": "torch_neuronx.xla_impl",
-    "torch_xla": "torch_xla.core",
 }
 
 
@@ -216,6 +223,8 @@ class Later(MetaPathFinder):
     ) -> ModuleSpec | None:
         """None, or NotYetModule when the name is imported."""
         root = name.split(".", 1)[0]
+        if name in SHIMS and not _asked_only():  # who only asks is told the truth: it is not installed
+            return ModuleSpec(name, _Loader(SHIMS[name]), origin="opennki", is_package=True)
         if root in LATER and root not in sys.modules and not _asked_only():
             raise NotYetModule(name)
         return None
