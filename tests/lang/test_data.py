@@ -7,6 +7,7 @@ import io
 import numpy as np
 import pytest
 
+from opennki.dialects.neuronxcc import isa as nisa
 from opennki.dialects.neuronxcc import iterators
 from opennki.dialects.neuronxcc import language as nl
 
@@ -330,3 +331,33 @@ def test_device_print():
     run(kernel, x, dump_file=text)
     assert "my tile" in text.getvalue() and "5" in text.getvalue()
     assert "trace time" in str(fails("", lambda x: nl.device_print("x", 3) or tiles_store(nl.load(x)), x))
+
+
+def test_transpose_is_moved_to_where_its_user_reads_it():
+    a, b = sample((16, 24), BF16, 25, -1, 1), sample((24, 8), BF16, 26, -1, 1)
+
+    def kernel(a, b):
+        turned = nl.transpose(nl.load(a))
+        return tiles_store(nl.matmul(turned, nl.load(b), transpose_x=True))
+
+    np.testing.assert_allclose(run(kernel, a, b), a.astype(np.float64) @ b.astype(np.float64), atol=1e-5)
+
+    def direct(a, b):
+        turned = nisa.nc_transpose(nl.load(a))
+        return tiles_store(nisa.nc_matmul(turned, nl.load(b)))
+
+    assert ops(direct, a, b) == [
+        "dma_copy",
+        "nc_transpose",
+        "dma_copy",
+        "tensor_copy",
+        "nc_matmul",
+        "tensor_copy",
+        "dma_copy",
+    ]
+    assert run(direct, a, b).tobytes() == run(kernel, a, b).tobytes()
+
+    def product_as_operand(a, b):
+        return tiles_store(nisa.nc_matmul(nisa.nc_matmul(nl.load(b), nl.load(b)), nl.load(b)[0:8]))
+
+    fails("err_unsupported_memory", product_as_operand, a, b)

@@ -75,6 +75,7 @@ class Builder:
         self._registers: dict[str, Alloc] = {}
         self.forwarded: dict[int, Forwarded] = {}
         self.writes: dict[int, int] = {}
+        self.turned: set[int] = set()  # results of transposes, which the compiler keeps where their user reads them
         self.has_collectives = False
         self.grid: tuple[Var, ...] = ()
         self.options: dict[str, Any] = {}

@@ -170,6 +170,8 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], into: Tensor 
             value = p.default
         if isinstance(spec, Tile):
             if isinstance(value, Tensor):
+                if value.access.alloc.id in builder.turned and "psum" not in spec.spaces and not spec.writes:
+                    value = _in_sbuf(value)
                 operands[i] = access = tile_access(value, f"{name}: {p.name}", builder)
                 partitions = max(partitions, access.shape[0] if access.shape else 1)
                 if value.bounds:
@@ -248,13 +250,26 @@ def _check_explicit(decl: Instruction, operands: tuple[Any, ...], engine: str, b
         builder.not_allocated_directly(code, f"{decl.name} in a directly allocated kernel", where)
 
 
+def _in_sbuf(value: Tensor) -> Tensor:
+    """A transposed tile that no instruction has moved yet, as operand of one that does not read PSUM: the compiler copies it."""
+    if value.access.space != "psum":
+        return value
+    a = value.access
+    plain = Tensor(Access(a.alloc, a.dtype, a.dims, a.shape, a.view), value.block, value.bounds, value.mask)
+    copied = call("tensor_copy", (plain,), {"mask": Mask(value.mask, a.shape) if value.mask else None})
+    if not a.mask:
+        return copied  # type: ignore[no-any-return]
+    b = copied.access
+    return Tensor(Access(b.alloc, b.dtype, b.dims, b.shape, b.view, a.mask))
+
+
 def _operator(decl: Instruction, what: str, spec: Op, value: Any) -> str | None:
     if value is None:
         return None
     try:
         resolved = scalar.resolve(value)
     except TypeError as exc:
-        raise NkiTypeError(f"{decl.name}: {what}: {exc}") from None
+        raise NkiTypeError(f"{decl.name}: {what}: {exc}", rule="an operator is a function of nl or the NumPy ufunc of the same meaning") from None
     return resolved
 
 
@@ -331,7 +346,8 @@ def _results(decl: Instruction, info: Any, builder: Builder, dtype: str | None, 
         shape = _shape_of(spec, info)
         if into is not None and number == 0:
             if into.shape != shape:
-                raise NkiValueError(f"{decl.name}: the result has shape {shape}, the destination {into.shape}", loc=where)
+                raise NkiValueError(f"{decl.name}: the result has shape {shape}, the destination {into.shape}", loc=where,
+                                    rule="an instruction writes a tile of the shape of its result")
             access = tile_access(into, f"{decl.name}: destination", builder)
             check_result(decl, spec, access, builder.target, where)
             _record_write(builder, into, loc)
@@ -340,6 +356,8 @@ def _results(decl: Instruction, info: Any, builder: Builder, dtype: str | None, 
         kind = dtype if dtype is not None and number == 0 else _dtype_of(spec, info)
         alloc = builder.alloc(shape, kind, spec.space, loc=loc, temporary=True)
         tensor = Tensor.of(alloc)
+        if decl.family == "transpose":
+            builder.turned.add(alloc.id)
         check_result(decl, spec, tensor.access, builder.target, where)
         made.append(tensor)
     return made
