@@ -1,4 +1,5 @@
 """`python -m opennki`."""
+
 from opennki.cli import main
 
 if __name__ == "__main__":

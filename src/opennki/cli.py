@@ -1,4 +1,5 @@
 """The command line: `opennki run | ops | trace | doctor`."""
+
 from __future__ import annotations
 
 import sys
@@ -8,14 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from opennki._version import __version__
-from opennki.errors import NkiError
+from opennki.errors import UNKNOWN, NkiError
 
 if TYPE_CHECKING:
     from opennki.trace.kernel import DeclTensor
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
-                  context_settings={"help_option_names": ["-h", "--help"]},
-                  help="opennki runs, checks and shows NKI kernels on this machine.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="opennki runs, checks and shows NKI kernels on this machine.",
+)
 
 
 def main() -> None:
@@ -30,8 +35,11 @@ def _version(on: bool) -> None:
 
 
 @app.callback()
-def _options(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
-                                                   help="Show the version and exit.")] = False) -> None:
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     pass
 
 
@@ -40,30 +48,44 @@ def _fail(message: str) -> typer.Exit:
     return typer.Exit(2)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True,
-                               "allow_interspersed_args": False})
-def run(ctx: typer.Context,
-        script: Annotated[str, typer.Argument(help="Python file, or module with -m")],
-        module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
-        full_traceback: Annotated[bool, typer.Option("--full-traceback", help="Show frames of opennki too.")] = False,
-        ) -> None:
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    }
+)
+def run(
+    ctx: typer.Context,
+    script: Annotated[str, typer.Argument(help="Python file, or module with -m")],
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
+    full_traceback: Annotated[
+        bool, typer.Option("--full-traceback", help="Show frames of opennki too.")
+    ] = False,
+) -> None:
     """Run a script with its arguments; `import neuronxcc.nki` in it gets opennki.
 
     Options of the script stand after it. An error of a kernel is printed with its line, rule and remedy; exit
     status 1.
     """
     from opennki.tools.run_script import run as run_script
+
     if not module and not Path(script).exists():
         raise _fail(f"there is no file {script}")
     raise typer.Exit(run_script(script, list(ctx.args), module=module, full=full_traceback))
 
 
 @app.command()
-def ops(name: Annotated[str | None, typer.Argument(help="Instruction or scalar function, e.g. tensor_tensor")] = None,
-        surface: Annotated[str, typer.Option(help="isa, language, internal or all")] = "all",
-        scalar: Annotated[bool, typer.Option("--scalar", help="List the scalar functions instead.")] = False) -> None:
+def ops(
+    name: Annotated[
+        str | None, typer.Argument(help="Instruction or scalar function, e.g. tensor_tensor")
+    ] = None,
+    surface: Annotated[str, typer.Option(help="isa, language, internal or all")] = "all",
+    scalar: Annotated[bool, typer.Option("--scalar", help="List the scalar functions instead.")] = False,
+) -> None:
     """List the instructions, or show one: signature, engines, operands, limits, cost, meaning."""
     from opennki.tools import reference
+
     console = reference.console()
     if name is None:
         if surface not in ("all", *reference.HOMES):
@@ -73,8 +95,10 @@ def ops(name: Annotated[str | None, typer.Argument(help="Instruction or scalar f
     decl, function = reference.find(name)
     if decl is None and function is None:
         close = reference.similar(name)
-        raise _fail(f"there is no instruction or scalar function {name!r}"
-                    + (f"; did you mean {', '.join(close)}?" if close else ""))
+        raise _fail(
+            f"there is no instruction or scalar function {name!r}"
+            + (f"; did you mean {', '.join(close)}?" if close else "")
+        )
     if decl is not None:
         reference.page(decl, console)
     if function is not None:
@@ -84,20 +108,28 @@ def ops(name: Annotated[str | None, typer.Argument(help="Instruction or scalar f
 
 
 @app.command()
-def trace(kernel: Annotated[str, typer.Argument(help="script.py:kernel")],
-          args: Annotated[str, typer.Option("--args", help='Arguments, with commas: "128x512:float32, 3"')] = "",
-          arg: Annotated[list[str] | None, typer.Option("--arg", help="One argument, such as 128x512:bfloat16, 3 or "
-                                                        "name=value; may be repeated.")] = None,
-          target: Annotated[str | None, typer.Option(help="trn1, trn2, inf2, ...")] = None,
-          grid: Annotated[str, typer.Option(help='Launch grid, such as "4,2"')] = "",
-          locations: Annotated[bool, typer.Option("--locations", help="Show the source line of each node.")] = False,
-          ) -> None:
+def trace(
+    kernel: Annotated[str, typer.Argument(help="script.py:kernel")],
+    args: Annotated[str, typer.Option("--args", help='Arguments, with commas: "128x512:float32, 3"')] = "",
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arg", help="One argument, such as 128x512:bfloat16, 3 or name=value; may be repeated."
+        ),
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="trn1, trn2, inf2, ...")] = None,
+    grid: Annotated[str, typer.Option(help='Launch grid, such as "4,2"')] = "",
+    locations: Annotated[
+        bool, typer.Option("--locations", help="Show the source line of each node.")
+    ] = False,
+) -> None:
     """Trace a kernel for the given argument shapes and print its IR.
 
     An argument SHAPE:DTYPE is a tensor (the dimensions with an x between them); anything else is a Python
     literal, or text.
     """
     from opennki.tools.run_script import load, report
+
     path, _, attribute = kernel.rpartition(":")
     if not path or not attribute:
         raise _fail(f"{kernel!r}: write script.py:kernel")
@@ -111,17 +143,23 @@ def trace(kernel: Annotated[str, typer.Argument(help="script.py:kernel")],
             report(exc, sys.stderr)
             raise typer.Exit(1) from None
         raise _fail(str(exc)) from None
-    except NkiError as exc:
-        report(exc, sys.stderr)
-        raise typer.Exit(1) from None
-    except Exception as exc:  # the user's module or kernel body
+    except Exception as exc:  # an error of the kernel, or of the user's module
+        if isinstance(exc, NkiError) and Path(exc.loc.file).parent.name in ("typer", "click"):
+            exc.loc = UNKNOWN  # the call came from this command line, not from a line of the user's
         report(exc, sys.stderr)
         raise typer.Exit(1) from None
 
 
-def _text(kernel: object, args: list[Any], kwargs: dict[str, Any], target: str | None, grid: str, locations: bool) -> str:
+def _text(
+    kernel: object, args: list[Any], kwargs: dict[str, Any], target: str | None, grid: str, locations: bool
+) -> str:
+    import re
+    import warnings
+
     from opennki.ir.print import to_text
+    from opennki.isa.target import FALLBACK_WARNING
     from opennki.kernels.generic import GenericKernel
+
     if not isinstance(kernel, GenericKernel):
         kernel = GenericKernel(kernel, "trace")  # type: ignore[arg-type]
     if target:
@@ -133,7 +171,9 @@ def _text(kernel: object, args: list[Any], kwargs: dict[str, Any], target: str |
             if isinstance(exc, NkiError):
                 raise
             raise LookupError(f"--grid {grid}: integers with commas") from None
-    return to_text(kernel.trace(*args, **kwargs), locations)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", re.escape(FALLBACK_WARNING))  # the text names the target
+        return to_text(kernel.trace(*args, **kwargs), locations)
 
 
 def _split(text: str) -> list[str]:
@@ -174,6 +214,7 @@ def parse_argument(text: str) -> DeclTensor | Any:
 
     from opennki.isa import dtypes
     from opennki.trace.kernel import DeclTensor
+
     text = text.strip()
     shape, colon, dtype = text.partition(":")
     if colon and re.fullmatch(r"\d+(x\d+)*x?", shape.replace(" ", "")):
@@ -192,6 +233,7 @@ def parse_argument(text: str) -> DeclTensor | Any:
 def doctor() -> None:
     """Show versions, settings and the machine: what to put into a bug report."""
     from opennki.tools.machine import show
+
     show()
 
 

@@ -1,4 +1,6 @@
-"""What the decorators of `nki.compiler` set on a kernel: an immutable record, replaced on a copy of the kernel."""
+"""What the decorators of `nki.compiler` set on a kernel: an immutable record, replaced on a copy of the
+kernel."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -11,8 +13,8 @@ from opennki.kernels.generic import COMPILE_OPTS, GenericKernel
 
 @dataclass(frozen=True, slots=True)
 class CompileOpts:
-    """Options of the compiler: middle-end passes, and who allocates SBUF and PSUM (stack: the stack allocator; forced: the automatic
-    one, whatever the kernel asks for).
+    """Options of the compiler: middle-end passes, and who allocates SBUF and PSUM (stack: the stack
+    allocator; forced: the automatic one, whatever the kernel asks for).
     """
 
     skip_middle_end: bool = False
@@ -27,6 +29,7 @@ def compile_opts(kernel: GenericKernel) -> CompileOpts:
 
 
 def replace_fields(kernel: Callable[..., Any], **changes: Any) -> GenericKernel:
-    """A copy of a kernel, or of a plain function as a kernel, with some options changed; the original keeps its own."""
+    """A copy of a kernel, or of a plain function as a kernel, with some options changed; the original keeps
+    its own."""
     made = kernel if isinstance(kernel, GenericKernel) else GenericKernel(kernel, "trace")
     return made.copy(**{COMPILE_OPTS: dataclasses.replace(compile_opts(made), **changes)})

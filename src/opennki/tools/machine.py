@@ -1,4 +1,5 @@
 """What `opennki doctor` shows: versions, settings, machine."""
+
 from __future__ import annotations
 
 import os
@@ -31,6 +32,7 @@ def versions() -> list[tuple[str, str]]:
 def vendor() -> str:
     """Who answers `import neuronxcc.nki`."""
     from opennki import dropin
+
     return "the vendor's package, which is installed" if dropin._real() else "opennki, under the drop-in"
 
 
@@ -41,13 +43,22 @@ def machine() -> list[tuple[str, str]]:
     cpuinfo, meminfo = Path("/proc/cpuinfo"), Path("/proc/meminfo")
     if cpuinfo.exists():
         lines = cpuinfo.read_text(errors="replace").splitlines()
-        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+        model = next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model
+        )
     if meminfo.exists():
-        total = next((line.split()[1] for line in meminfo.read_text().splitlines() if line.startswith("MemTotal")), "")
+        total = next(
+            (line.split()[1] for line in meminfo.read_text().splitlines() if line.startswith("MemTotal")), ""
+        )
         memory = f"{int(total) / 2**20:.1f} GiB" if total else memory
     affinity = getattr(os, "sched_getaffinity", None)
     usable = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return [("system", platform.platform()), ("processor", model), ("cores", f"{usable} usable of {os.cpu_count()}"), ("memory", memory)]
+    return [
+        ("system", platform.platform()),
+        ("processor", model),
+        ("cores", f"{usable} usable of {os.cpu_count()}"),
+        ("memory", memory),
+    ]
 
 
 def show(console: Console | None = None) -> None:

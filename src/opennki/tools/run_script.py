@@ -1,4 +1,5 @@
 """Run a script under the drop-in as `python script.py` would, and show its errors without our frames."""
+
 from __future__ import annotations
 
 import os
@@ -16,13 +17,17 @@ _ROOT = os.path.dirname(os.path.abspath(opennki.__file__)) + os.sep
 _HIDDEN = ("<frozen runpy>", "<frozen importlib")
 
 
-def run(target: str, args: list[str], *, module: bool = False, full: bool = False, err: TextIO | None = None) -> int:
+def run(
+    target: str, args: list[str], *, module: bool = False, full: bool = False, err: TextIO | None = None
+) -> int:
     """Run a script (or, with `module`, a module by name) as __main__ with its own sys.argv and sys.path[0].
 
-    Returns the exit status: that of SystemExit, 1 for an exception, which is printed to `err`; 130 for an interrupt. An NkiError is
-    printed as its report alone; other exceptions with the frames of the user, or with all frames if `full`.
+    Returns the exit status: that of SystemExit, 1 for an exception, which is printed to `err`; 130 for an
+    interrupt. An NkiError is printed as its report alone; other exceptions with the frames of the user, or
+    with all frames if `full`.
     """
     import opennki.dropin  # noqa: F401
+
     err = err or sys.stderr
     saved = sys.argv, list(sys.path)
     sys.argv = [target, *args]
@@ -65,8 +70,11 @@ def report(exc: BaseException, err: TextIO, full: bool = False) -> None:
         lines = without_our_frames(exc)
         print("".join(lines), end="", file=err)
         if _ours_raised(exc):
-            print("This exception comes from inside opennki, not from a rule of the kernel language: please report it.\n"
-                  f"  `opennki run --full-traceback` shows all frames; issues: {opennki.errors.ISSUES}", file=err)
+            print(
+                "This exception comes from inside opennki and is no rule of the language: please report it.\n"
+                f"  `opennki run --full-traceback` shows all frames; issues: {opennki.errors.ISSUES}",
+                file=err,
+            )
 
 
 def _last(tb: TracebackType | None) -> TracebackType | None:
@@ -101,10 +109,12 @@ def without_our_frames(exc: BaseException) -> list[str]:
 
 
 def load(path: str, attribute: str) -> object:
-    """The object of a script, imported under the drop-in (its `__main__` block does not run). LookupError if it has no such name."""
+    """The object of a script, imported under the drop-in (its `__main__` block does not run). LookupError if
+    it has no such name."""
     import importlib.util
 
     import opennki.dropin  # noqa: F401
+
     file = Path(path).resolve()
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
@@ -116,7 +126,11 @@ def load(path: str, attribute: str) -> object:
     found: object = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            kernels = ", ".join(n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == spec.name)
+            kernels = ", ".join(
+                n
+                for n, v in vars(module).items()
+                if callable(v) and getattr(v, "__module__", "") == spec.name
+            )
             raise LookupError(f"{path} has no {attribute!r}" + (f"; it has {kernels}" if kernels else ""))
         found = getattr(found, part)
     return found

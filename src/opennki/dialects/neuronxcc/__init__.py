@@ -1,4 +1,5 @@
 """The legacy namespace `neuronxcc.nki`: surface only, the meaning is in `opennki.lang` and `opennki.isa`."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -17,14 +18,30 @@ class FrameworkKernel:
         raise NkiNotYet("neuronxcc.nki.FrameworkKernel")
 
 
-__all__ = ["FrameworkKernel", "GenericKernel", "baremetal", "benchmark", "compiler", "isa", "jit", "language", "profile",
-           "simulate_kernel", "tensor", "trace", "typing"]
-_SUBMODULES = frozenset({"compiler", "compile", "distributed", "isa", "kernels", "language", "nccl", "typing"})
+__all__ = [
+    "FrameworkKernel",
+    "GenericKernel",
+    "baremetal",
+    "benchmark",
+    "compiler",
+    "isa",
+    "jit",
+    "language",
+    "profile",
+    "simulate_kernel",
+    "tensor",
+    "trace",
+    "typing",
+]
+_SUBMODULES = frozenset(
+    {"compiler", "compile", "distributed", "isa", "kernels", "language", "nccl", "typing"}
+)
 _missing = missing("neuronxcc.nki")
 
 
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:  # `import neuronxcc.nki as nki` gives nki.language, as the vendor's package does
         import importlib
+
         return importlib.import_module(f"{__name__}.{name}")
     return _missing(name)

@@ -1,4 +1,5 @@
 """`neuronxcc.nki.compile`: the home of jit and of the kernel object."""
+
 from __future__ import annotations
 
 from opennki.dialects.neuronxcc._missing import missing

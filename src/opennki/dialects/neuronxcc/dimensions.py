@@ -1,7 +1,9 @@
-"""`neuronxcc.nki.compiler.backends.neuron.dimensions`: dimensions of a launch grid, as host code of the vendor names them.
+"""`neuronxcc.nki.compiler.backends.neuron.dimensions`: dimensions of a launch grid, as host code of the
+vendor names them.
 
 Source: imports in public code (neuronx-distributed: CCPipeline, VNC, nc); not documented.
 """
+
 from __future__ import annotations
 
 from opennki.dialects.neuronxcc._missing import missing
@@ -14,7 +16,8 @@ VNC = nc
 
 
 class CCPipeline(int):
-    """A grid dimension whose programs are the stages of a pipeline with collectives: `kernel[CCPipeline(4) * nc(2)]`.
+    """A grid dimension whose programs are the stages of a pipeline with collectives: `kernel[CCPipeline(4) *
+    nc(2)]`.
 
     For the values it is a plain dimension of this size; stages run one after the other.
     """

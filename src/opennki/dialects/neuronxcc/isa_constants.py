@@ -1,4 +1,5 @@
 """`neuronxcc.nki.isa.constants`: the enumerations of nki.isa."""
+
 from __future__ import annotations
 
 from opennki.dialects.neuronxcc._missing import missing

@@ -1,4 +1,5 @@
 """The top package `neuronxcc`: its version, and what importing it changes elsewhere."""
+
 from __future__ import annotations
 
 import logging

@@ -2,6 +2,7 @@
 
 Source: calls in public kernels (api_legacy neuronxcc.nki._private.private_api).
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -14,9 +15,11 @@ _M = "neuronxcc.nki._private.private_api"
 
 
 def core_barrier(tensor: Any, cores: Any) -> None:
-    """Wait until the programs on all listed cores have come here; what they stored to `tensor` before is seen by all after it.
+    """Wait until the programs on all listed cores have come here; what they stored to `tensor` before is seen
+    by all after it.
 
-    tensor: a shared_hbm tensor that the cores wrote parts of. cores: physical cores of a logical NeuronCore, as in (0, 1).
+    tensor: a shared_hbm tensor that the cores wrote parts of. cores: physical cores of a logical NeuronCore,
+    as in (0, 1).
     """
     call("core_barrier", (), {"cores": tuple(cores)})
 

@@ -1,7 +1,9 @@
-"""`neuronxcc.starfish.support.dtype`: data types and their predicates, as host code of public tests uses them.
+"""`neuronxcc.starfish.support.dtype`: data types and their predicates, as host code of public tests uses
+them.
 
 Source: imports in public tests (static_cast, bfloat16, is_float_type, sizeinbytes, ...); not documented.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -12,8 +14,21 @@ from opennki.dialects.neuronxcc._missing import missing
 from opennki.isa import dtypes
 from opennki.isa.dtypes import bfloat16, float8_e4m3, float8_e4m3fn, float8_e5m2, float32r, tfloat32
 
-__all__ = ["as_native_type", "bfloat16", "dtype2str", "float32r", "float8_e4m3", "float8_e4m3fn", "float8_e5m2", "is_float_type",
-           "is_int_type", "sizeinbytes", "static_cast", "str2dtype", "tfloat32"]
+__all__ = [
+    "as_native_type",
+    "bfloat16",
+    "dtype2str",
+    "float32r",
+    "float8_e4m3",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "is_float_type",
+    "is_int_type",
+    "sizeinbytes",
+    "static_cast",
+    "str2dtype",
+    "tfloat32",
+]
 
 
 def dtype2str(dtype: Any) -> str:
@@ -42,7 +57,8 @@ def is_int_type(dtype: Any) -> bool:
 
 
 def static_cast(array: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """The array in another data type, rounded to nearest even as on the device. Arrays of any numeric dtype."""
+    """The array in another data type, rounded to nearest even as on the device. Arrays of any numeric
+    dtype."""
     array = np.asarray(array)
     source, target = dtypes.canonical(array.dtype), dtypes.canonical(dtype)
     if source == target:

@@ -1,4 +1,5 @@
 """`neuronxcc.nki.kernels.tutorial`. Source: api_legacy neuronxcc.nki.kernels."""
+
 from __future__ import annotations
 
 from opennki.dialects.neuronxcc._later import later
