@@ -53,7 +53,8 @@ def group_of(wait: Wait, machine: Instance, programs: list[Instance], cores: tup
     rank = len(machine.program)
     for axis in axes:
         if not 0 <= axis < rank:
-            raise NkiError(f"{wait.instr.op}: program axis {axis} of a grid of {rank} dimensions", loc=wait.loc)
+            raise NkiError(f"{wait.instr.op}: program axis {axis} of a grid of {rank} dimensions", loc=wait.loc,
+                           rule="a program axis is one of the launch grid")
     return [i for i, p in enumerate(programs)
             if all(a in axes or p.program[a] == machine.program[a] for a in range(rank))]
 

@@ -182,7 +182,7 @@ def shared_constant(constant: Any, dtype: Any = None) -> Tensor:
     try:
         given = dtypes.canonical(array.dtype)
     except TypeError as exc:
-        raise NkiTypeError(f"nl.shared_constant of {array.dtype}: {exc}") from None
+        raise NkiTypeError(f"nl.shared_constant of {array.dtype}: {exc}", rule="a constant is an array of numbers") from None
     kind = given if dtype is None else dtype_name(dtype)
     stored = (
         np.ascontiguousarray(array).view(dtypes.storage(given))

@@ -74,7 +74,9 @@ def static_cast(data: Any, dtype: Any) -> Any:
     try:
         target = dtypes.storage(dtypes.canonical(dtype))
     except TypeError as exc:
-        raise NkiTypeError(f"nl.static_cast: {exc}") from None
+        raise NkiTypeError(
+            f"nl.static_cast: {exc}", rule="a dtype is one of nl.float32, nl.bfloat16, ..., or its NumPy equivalent"
+        ) from None
     if dtypes.canonical(dtype) == "bool":
         target = np.dtype(np.bool_)
     return (

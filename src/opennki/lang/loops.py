@@ -45,7 +45,10 @@ class LoopRange:
                                    fix="use // instead of / for the number of tiles")
 
     def _range(self) -> range:
-        return range(*(operator.index(a) for a in self.args))
+        bounds = [operator.index(a) for a in self.args]
+        if len(bounds) == 3 and not bounds[2]:
+            raise NkiValueError(f"nl.{self.kind}_range of step 0", rule="the step of a loop is not 0")
+        return range(*bounds)
 
     def __iter__(self) -> Iterator[Any]:
         bounds = self._range()

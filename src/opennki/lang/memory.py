@@ -32,7 +32,7 @@ class OnChip(Buffer):
         """Place each tile by `func(idx, pdim_size, fdim_size)`: (start_partition, byte_addr) in SBUF, (bank, start_partition, byte_addr)
         in PSUM; idx is the tuple of block indices, fdim_size is in bytes."""
         if not callable(func):
-            raise NkiTypeError("alloc takes a function (idx, pdim_size, fdim_size)")
+            raise NkiTypeError(f"alloc of {func!r}", rule="a placement is a function (idx, pdim_size, fdim_size)")
         return OnChip(self.space, func)
 
     def auto_alloc(self) -> OnChip:

@@ -96,7 +96,7 @@ def broadcast_tile(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 def assign(into: Tensor, value: Any) -> None:
     """`into[...] = value`: write in place, broadcasting the value up."""
     if isinstance(value, DynamicIndex):
-        raise NkiTypeError("an index expression is assigned to a tensor", fix="make its values with nisa.iota")
+        raise NkiTypeError("an index expression is assigned to a tensor", rule="a tensor is assigned a tile or a number", fix="make its values with nisa.iota")
     builder = current()
     if isinstance(value, Index) and value.shape:
         value = call("iota", (value,), {"dtype": into.dtype})

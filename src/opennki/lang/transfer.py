@@ -166,7 +166,7 @@ def atomic_rmw(dst: Any, value: Any, op: Any, mask: Any = None) -> None:
     try:
         name = scalar.resolve(op)
     except TypeError as exc:
-        raise NkiTypeError(f"nl.atomic_rmw: {exc}") from None
+        raise NkiTypeError(f"nl.atomic_rmw: {exc}", rule="the operator is np.add") from None
     if name != "add":
         raise NkiValueError(
             f"nl.atomic_rmw with {name}",

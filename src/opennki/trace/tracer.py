@@ -9,7 +9,6 @@ by `break` or `return`, the kernel is traced again with that one loop unrolled (
 """
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +22,8 @@ from opennki.trace import merge, pystate
 
 MAX_PATHS = 64
 MAX_RETRACES = 200
+_SAME = "a kernel body does the same each time it is traced"
+_STEADY = "let control flow depend on arguments and loop indices only, not on state outside of the kernel"
 
 
 class Retrace(BaseException):
@@ -345,17 +346,6 @@ def retrace(attempt: Callable[[frozenset[Any]], Any]) -> Any:
         except Retrace as again:
             more = unrolled | {s for s in again.sites if s is not None}
             if more == unrolled:
-                raise NkiError(f"the kernel cannot be traced: {again.why}") from None
+                raise NkiError(f"the kernel cannot be traced: {again.why}", rule=_SAME, fix=_STEADY) from None
             unrolled = more
-    raise NkiError(f"the kernel still cannot be traced after {MAX_RETRACES} loops were unrolled")
-
-
-def bounds_of(args: tuple[Any, ...], what: str) -> tuple[int, int, int]:
-    """(start, stop, step) of a range call; loop indices among the arguments become numbers."""
-    if not 1 <= len(args) <= 3:
-        raise NkiValueError(f"{what} takes 1 to 3 arguments, not {len(args)}")
-    values = [operator.index(a) for a in args]
-    start, stop, step = (0, values[0], 1) if len(values) == 1 else (*values, 1)[:3]
-    if step == 0:
-        raise NkiValueError(f"{what} with step 0")
-    return start, stop, step
+    raise NkiError(f"the kernel still cannot be traced after {MAX_RETRACES} loops were unrolled", rule=_SAME, fix=_STEADY)
