@@ -113,6 +113,7 @@ GATHER = {"src_buffer": ((128, 512, 4), "float32"), "index": ((128, 4), "uint16"
 def test_what_local_gather_accepts_and_costs():
     check("local_gather", **GATHER, num_elem_per_idx=4, num_valid_indices=64)
     check("local_gather", **{**GATHER, "index": ((128, 256), "uint16")})
+    check("local_gather", **GATHER, num_valid_indices=1)
     d = SimpleNamespace(P=128, S=2048, I=4, dtypes={"src_buffer": "float32"})
     assert ISA["local_gather"].cost(d, TRN1) == pytest.approx(150 + 64 / 8)
     d.num_elem_per_idx, d.num_valid_indices, d.dtypes["src_buffer"] = 4, 32, "bfloat16"
