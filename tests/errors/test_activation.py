@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.errors.harness import A, Invalid
 
 from opennki import simulate_kernel
 from opennki.dialects.neuronxcc import compiler as ncc
 from opennki.dialects.neuronxcc import isa as nisa
 from opennki.dialects.neuronxcc import language as nl
-from tests.errors.harness import A, Invalid
 
 invalid = Invalid()
 

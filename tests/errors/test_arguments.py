@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.errors.harness import SMALL, A
 
 from opennki import jit, simulate_kernel, trace
 from opennki.dialects.neuronxcc import language as nl
 from opennki.dialects.neuronxcc import typing as nt
 from opennki.errors import NkiError
-from tests.errors.harness import SMALL, A
 
 
 def double(x):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from tests.errors.harness import SMALL, A, Invalid
 
 from opennki import simulate_kernel
 from opennki.dialects.neuronxcc import language as nl
 from opennki.dialects.neuronxcc import typing as nt
-from tests.errors.harness import SMALL, A, Invalid
 
 invalid = Invalid()
 
@@ -23,7 +23,7 @@ def branch_on_one_element(x):
 @invalid("err_dynamic_control_flow_not_supported", "Python number", kind=ValueError)
 def tile_as_a_number(x):
     tile = nl.load(x[0:1, 0:1])
-    for i in range(tile):  # HERE
+    for _i in range(tile):  # HERE
         pass
     return tile
 
@@ -75,7 +75,7 @@ def loop_tile_used_in_arithmetic(x):
 def inner_tile_used_in_the_outer_loop(x):
     out = nl.ndarray((4, 128, 128), dtype=x.dtype, buffer=nl.shared_hbm)
     for i in nl.affine_range(4):
-        for j in nl.affine_range(2):
+        for _j in nl.affine_range(2):
             tile = nl.load(x[:, nl.ds(i * 128, 128)])
         nl.store(out[i], tile)  # HERE
     return out
@@ -121,28 +121,35 @@ def inner_iterations_store_to_one_place(x):
 
 @invalid("", "integers", "//", kind=TypeError)
 def float_trip_count(x):
-    for i in nl.affine_range(x.shape[1] / 128):  # HERE
+    for _i in nl.affine_range(x.shape[1] / 128):  # HERE
         pass
     return nl.load(x)
 
 
 @invalid("", "takes 1 to 3", kind=TypeError)
 def loop_without_bounds(x):
-    for i in nl.sequential_range():  # HERE
+    for _i in nl.sequential_range():  # HERE
+        pass
+    return nl.load(x)
+
+
+@invalid("", "step 0", kind=ValueError)
+def loop_that_stands_still(x):
+    for _i in nl.affine_range(0, 4, 0):  # HERE
         pass
     return nl.load(x)
 
 
 @invalid("", "directive", kind=TypeError)
 def unknown_directive(x):
-    for i in nl.affine_range(2, directives="fast"):  # HERE
+    for _i in nl.affine_range(2, directives="fast"):  # HERE
         pass
     return nl.load(x)
 
 
 @invalid("err_shared_hbm_must_in_kernel_level", "loop", kind=ValueError, eager=False)
 def output_made_in_a_loop(x):
-    for i in nl.affine_range(2):
+    for _i in nl.affine_range(2):
         out = nl.ndarray((128, 512), dtype=x.dtype, buffer=nl.shared_hbm)  # HERE
     return out
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.errors.harness import SMALL, A, Invalid, check_report, failure
 
 from opennki import simulate_kernel
 from opennki.dialects.neuronxcc import language as nl
-from tests.errors.harness import SMALL, A, Invalid, check_report, failure
 
 invalid = Invalid()
 
@@ -210,13 +210,10 @@ def float_index_tile(x):
     return nl.load(x[idx, nl.arange(16)[None, :]])  # HERE
 
 
-@invalid("err_unsupported_memory", "index tile", "nl.load")
+@invalid("err_unsupported_memory", "index tile", "nl.load", args=(A, np.zeros((64, 1), np.int32)), kind=TypeError)
 def index_tile_in_hbm(x, idx):
     return nl.load(x[idx, nl.arange(16)[None, :]])  # HERE
 
-
-invalid.cases[-1] = pytest.param(index_tile_in_hbm, "err_unsupported_memory", ("index tile", "nl.load"),
-                                 (A, np.zeros((64, 1), np.int32)), None, "trn1", TypeError, True, id="index_tile_in_hbm")
 
 test_invalid = invalid.test()
 

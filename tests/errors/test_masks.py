@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from tests.errors.harness import A, Invalid
 
 from opennki import simulate_kernel
 from opennki.dialects.neuronxcc import language as nl
-from tests.errors.harness import A, Invalid
 
 invalid = Invalid()
 
@@ -93,7 +93,7 @@ def loop_on_an_arange(x):
 @invalid("err_control_flow_condition_depending_on_arange", kind=ValueError)
 def truth_of_an_arange(x):
     i = nl.arange(128)[:, None]
-    return nl.load(x) if i else nl.load(x)  # HERE
+    return nl.load(x) if i else nl.exp(nl.load(x))  # HERE
 
 
 @invalid("err_control_flow_condition_depending_on_arange", kind=ValueError)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tests.errors.harness import A, Invalid
+
 from opennki.dialects.neuronxcc import isa as nisa
 from opennki.dialects.neuronxcc import language as nl
-from tests.errors.harness import A, Invalid
 
 invalid = Invalid()
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.errors.harness import SMALL, A, Invalid, check_report, failure
 
 from opennki import jit, simulate_kernel, trace
 from opennki.dialects.neuronxcc import language as nl
 from opennki.dialects.neuronxcc import typing as nt
 from opennki.errors import NkiError
-from tests.errors.harness import SMALL, A, Invalid, check_report, failure
 
 invalid = Invalid()
 
@@ -24,7 +24,7 @@ def output_never_stored(x):
 @invalid("err_tensor_output_not_written_to", "never stored", "never runs", kind=ValueError)
 def output_stored_in_a_loop_that_never_runs(x):
     out = nl.ndarray((128, 512), dtype=x.dtype, buffer=nl.shared_hbm)  # HERE
-    for i in nl.affine_range(0):
+    for _i in nl.affine_range(0):
         nl.store(out, nl.load(x))
     return out
 
