@@ -8,16 +8,16 @@ import warnings
 
 import numpy as np
 import pytest
+from tests.lang.harness import instructions, run, sample, tiles
 
 from opennki import jit, simulate_kernel
 from opennki.dialects.neuronxcc import isa as nisa
 from opennki.dialects.neuronxcc import language as nl
 from opennki.errors import NkiError, NkiNotYet, NkiTypeError, NkiWarning
 from opennki.isa.declare import ISA
-from tests.lang.harness import instructions, run, sample, tiles
 
 
-# ---- BR007 ------------------------------------------------------------------------------------------------------------
+# ---- BR007 ----------------------------------------------------------------------------------------------------------
 def replaced(data, vals, imm):
     """(data with first matches replaced, places): the values are walked from the last to the first."""
     out, index = data.copy(), np.full(vals.shape, -1)
@@ -50,7 +50,7 @@ def test_BR007_match_replace8_walks_repeated_values_in_the_device_order():
     np.testing.assert_array_equal(places[index >= 0], index[index >= 0])
 
 
-# ---- BR011, BR037, BR059, BR017, BR019: Tensor Engine --------------------------------------------------------------------
+# ---- BR011, BR037, BR059, BR017, BR019: Tensor Engine ---------------------------------------------------------------
 def test_BR011_all_free_dimensions_of_the_moving_operand_are_computed():
     """nc_matmul dropped higher free dims: (128, 4, 128) moving equals the flattened (128, 512), bit for bit."""
     x, y = sample((128, 64), seed=1), sample((128, 4, 128), seed=2)
@@ -188,7 +188,7 @@ def test_BR019_transpose_runs_on_the_engine_that_was_asked_for():
     assert caught.value.code == "err_size_of_dimension_exceed_arch_limit" and "Tensor Engine" in caught.value.fix
 
 
-# ---- BR015, BR016: Vector Engine ---------------------------------------------------------------------------------------
+# ---- BR015, BR016: Vector Engine ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shape", [(128, 4, 64), (64, 3, 5, 7)])
 @pytest.mark.parametrize("axis", [1, 2, 3, (1, 2), (2, 3), (1, 2, 3), -1])
 @pytest.mark.parametrize("keepdims", [False, True])
@@ -241,7 +241,7 @@ def test_BR016_range_select_honours_fill_and_reduce_command():
         run(other_fill, x, low, high, target="trn2")
 
 
-# ---- BR013, BR033, BR034: runtime indices -------------------------------------------------------------------------------
+# ---- BR013, BR033, BR034: runtime indices ---------------------------------------------------------------------------
 def gather(table, index, fill):
     """Rows of a table by index; rows that do not exist leave the destination as it is."""
     out = nl.ndarray((index.shape[0], table.shape[1]), table.dtype, buffer=nl.shared_hbm)
@@ -301,7 +301,7 @@ def test_BR033_without_skip_a_bad_index_is_an_error_of_the_call():
     np.testing.assert_array_equal(run(strict, table, np.arange(8, dtype=np.int32).reshape(-1, 1)), table)
 
 
-# ---- BR029, BR031: copies ----------------------------------------------------------------------------------------------
+# ---- BR029, BR031: copies -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("inputs", [1, 2, 3])
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_BR029_dma_copy_with_any_number_of_inputs_and_outputs(inputs, outputs):
@@ -363,7 +363,7 @@ def test_BR031_a_copy_back_to_any_partition(start):
     np.testing.assert_array_equal(run(kernel, a), want)
 
 
-# ---- BR025: printing -----------------------------------------------------------------------------------------------------
+# ---- BR025: printing ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shape", [(5,), (2, 3), (2, 3, 4)])
 def test_BR025_device_print_of_any_rank(shape):
     """device_print fails on a 1-D HBM tensor: it prints any rank, from HBM and from SBUF."""
@@ -383,7 +383,7 @@ def test_BR025_device_print_of_any_rank(shape):
         assert text.count(f"{value:g}.") >= 2
 
 
-# ---- BR061, BR065: the surface --------------------------------------------------------------------------------------------
+# ---- BR061, BR065: the surface --------------------------------------------------------------------------------------
 def test_BR061_an_unsupported_operation_is_a_python_exception():
     """Unsupported op kills the test process: every name that is not there yet raises an exception with that name; pytest survives."""
     with pytest.raises(NkiNotYet, match=r"nki\.isa\.an_instruction_of_the_future.*not in opennki yet") as caught:

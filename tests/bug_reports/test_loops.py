@@ -8,13 +8,13 @@ import warnings
 
 import numpy as np
 import pytest
+from tests.lang.harness import instructions, run, sample
 
 from opennki import jit
 from opennki.dialects.neuronxcc import language as nl
 from opennki.dialects.neuronxcc import typing as nt
 from opennki.errors import NkiError, NkiWarning
 from opennki.ir.nodes import Instr, statements
-from tests.lang.harness import instructions, run, sample
 
 
 def line_of(fn, text):
@@ -38,7 +38,7 @@ def refused(fn, *args, **options):
     return caught.value
 
 
-# ---- BR001, BR038: accumulation in SBUF ---------------------------------------------------------------------------------------------------
+# ---- BR001, BR038: accumulation in SBUF -----------------------------------------------------------------------------
 def bias_in_affine(x):
     out = nl.ndarray((128, 64), np.float32, buffer=nl.shared_hbm)
     total = nl.zeros((128, 64), np.float32, buffer=nl.sbuf)
@@ -142,7 +142,7 @@ def warned_with(fn, x, checks):
     return result, [w for w in caught if issubclass(w.category, NkiWarning)]
 
 
-# ---- BR039: plain accumulation --------------------------------------------------------------------------------------------------------------
+# ---- BR039: plain accumulation --------------------------------------------------------------------------------------
 def plain_accumulation(x, y):
     out = nl.ndarray((64, 32), np.float32, buffer=nl.shared_hbm)
     r = nl.zeros((64, 32), np.float32, buffer=nl.sbuf)
@@ -193,7 +193,7 @@ def test_BR039_an_update_that_depends_on_order_is_an_error():
     np.testing.assert_array_equal(run(in_order, x), x[3] - (x[2] - (x[1] - (x[0] - np.float32(0)))))
 
 
-# ---- BR021, BR041: order across the border of a loop -----------------------------------------------------------------------------------------
+# ---- BR021, BR041: order across the border of a loop ----------------------------------------------------------------
 def test_BR021_program_order_across_a_runtime_loop():
     """A dynamic loop body raced with earlier accesses: write, loop (read, write), read keep program order."""
     def kernel(x, limit):
@@ -239,7 +239,7 @@ def test_BR041_int8_scaled_in_a_loop(trips, kind):
     np.testing.assert_array_equal(run(kernel, x), want)
 
 
-# ---- BR043: buffers inside and outside -------------------------------------------------------------------------------------------------------
+# ---- BR043: buffers inside and outside ------------------------------------------------------------------------------
 def declared_inside(x, w):
     out = nl.ndarray((x.shape[0], 128, 64), x.dtype, buffer=nl.shared_hbm)
     for i in nl.affine_range(x.shape[0]):
@@ -317,7 +317,7 @@ def test_BR071_a_huge_tiled_kernel_traces_in_proportion_to_its_text():
     assert sum(isinstance(s, Instr) for s in statements(kernel.body)) < 12
 
 
-# ---- BR045: double buffering ---------------------------------------------------------------------------------------------------------------
+# ---- BR045: double buffering ----------------------------------------------------------------------------------------
 def test_BR045_double_buffered_matmul_equals_the_simple_one():
     """Races only show under injected delays: a legal double-buffered matmul gives the bits of the simple one."""
     def simple(x, w):

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.lang.harness import BF16, FP32, close, run, sample, tiles
 
 from opennki import jit, simulate_kernel
 from opennki.dialects.neuronxcc import language as nl
 from opennki.errors import NkiError
-from tests.lang.harness import BF16, FP32, close, run, sample, tiles
 
 E4M3, E4M3FN, E5M2 = (np.dtype(t) for t in (ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
 
 
-# ---- BR001: conv2d ----------------------------------------------------------------------------------------------------------------------
+# ---- BR001: conv2d --------------------------------------------------------------------------------------------------
 def conv_by_reshape(image, weights):
     """3x3 convolution; the filter taps of one loaded weight tile are split off by a reshape."""
     c_in, height, width = image.shape
@@ -66,11 +69,12 @@ def test_BR001_reshape_of_a_loaded_tile_equals_copies_of_its_slices(c_in, c_out)
     want = np.zeros((c_out, 10, 10))
     for dy in range(3):
         for dx in range(3):
-            want += np.einsum("chw,co->ohw", image[:, dy:dy + 10, dx:dx + 10].astype(np.float64), weights[:, dy * 3 + dx].astype(np.float64))
+            pixels, taps = image[:, dy:dy + 10, dx:dx + 10].astype(np.float64), weights[:, dy * 3 + dx].astype(np.float64)
+            want += np.einsum("chw,co->ohw", pixels, taps)
     np.testing.assert_allclose(a, want, rtol=1e-4, atol=1e-3)
 
 
-# ---- BR003: broadcasting ------------------------------------------------------------------------------------------------------------------
+# ---- BR003: broadcasting --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("small", [(128, 8, 1), (128, 1, 64), (128, 64), (128, 1, 1), (128, 1), (1, 64), (1, 8, 64)])
 @pytest.mark.parametrize("spelling", ["operator", "function", "swapped"])
@@ -110,7 +114,7 @@ def test_BR003_what_does_not_broadcast_is_refused():
     assert caught.value.loc.file.endswith(("test_numerics.py", "harness.py"))
 
 
-# ---- BR006: casts -------------------------------------------------------------------------------------------------------------------------
+# ---- BR006: casts ---------------------------------------------------------------------------------------------------
 CAST = [-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3e9, -3e9, 300.0, -300.0, 254.5, 255.5, np.inf, -np.inf, np.nan, -0.0]
 
 
@@ -149,7 +153,16 @@ def test_BR006_float_to_int_rounds_to_even_and_saturates(dtype, how):
     assert got[0].tolist() == [round_half_even(v, info.min, info.max) for v in CAST]
 
 
-# ---- BR014: truth -------------------------------------------------------------------------------------------------------------------------
+def test_BR006_integers_saturate_too():
+    """Integer to integer casts saturate to the range of the destination."""
+    x = np.array([[-2**24, -129, -128, -1, 0, 127, 128, 255, 256, 65536, 2**24 - 1]], np.int32)
+    for kind in ("int8", "uint8", "int16", "uint16", "uint32"):
+        info = np.iinfo(kind)
+        got = tiles(lambda t, kind=kind: nl.copy(t, dtype=getattr(nl, kind)), x)
+        assert got[0].tolist() == [min(max(int(v), info.min), info.max) for v in x[0]], kind
+
+
+# ---- BR014: truth ---------------------------------------------------------------------------------------------------
 def test_BR014_logical_and_truth_table():
     """logical_and wrong in simulation: non-zero is true (NaN too, -0.0 is not); the result is 0 or 1."""
     values = [0.0, -0.0, np.nan, 2.0, 1.0, -3.5, np.inf, 1e-30]
@@ -180,7 +193,7 @@ def test_BR024_a_bool_output_stays_bool():
     assert result.dtype == torch.bool and result.tolist() == (x > 0).tolist()
 
 
-# ---- BR085, BR087: matmul -----------------------------------------------------------------------------------------------------------------
+# ---- BR085, BR087: matmul -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [BF16, E4M3, E4M3FN, E5M2, np.dtype(np.float16)])
 @pytest.mark.parametrize("shape", [(16, 16, 16), (128, 64, 96)])
 def test_BR085_low_precision_matmul_of_small_integers_is_exact(dtype, shape):
@@ -217,7 +230,7 @@ def test_BR087_float32_matmul_has_float32_precision():
     assert run(kernel, one, one)[0, 0] == np.float32(one[0, 0] * one[0, 0])
 
 
-# ---- BR090: float8 overflow ---------------------------------------------------------------------------------------------------------------
+# ---- BR090: float8 overflow -----------------------------------------------------------------------------------------
 NAN, INF = float("nan"), float("inf")
 OVERFLOW = {
     # ml_dtypes rounds first, to nearest even; what then exceeds the largest finite value is infinity, or NaN where there is none
@@ -240,3 +253,19 @@ def test_BR090_float8_overflow_table(dtype):
     target = "trn2" if dtype == "float8_e4m3fn" else "trn1"
     got = run(kernel, np.array([list(table)], np.float32), target=target)
     np.testing.assert_array_equal(got[0], np.array(list(table.values()), np.float32))
+
+
+def test_BR090_the_table_of_the_documentation_is_what_happens():
+    """The overflow rule is stated: every row of the table in docs/numerics.md holds."""
+    text = (Path(__file__).parents[2] / "docs" / "numerics.md").read_text(encoding="utf-8")
+    rows = [[float(v) for v in line.strip("| ").split("|")] for line in text.splitlines() if re.match(r"\| \d", line)]
+    assert len(rows) >= 9
+
+    def kernel(x, dtype):
+        out = nl.ndarray(x.shape, nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, nl.copy(nl.load(x), dtype=dtype))
+        return out
+    values = np.array([[row[0] for row in rows]], np.float32)
+    for column, kind in enumerate((nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2), 1):
+        got = run(kernel, values, kind, target="trn2")
+        np.testing.assert_array_equal(got[0], np.array([row[column] for row in rows], np.float32))

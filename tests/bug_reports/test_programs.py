@@ -6,12 +6,12 @@ from itertools import product
 
 import numpy as np
 import pytest
+from tests.lang.harness import run, sample
 
 from opennki import jit
-from opennki.dialects.neuronxcc import language as nl
 from opennki.dialects.neuronxcc import iterators, private_api
+from opennki.dialects.neuronxcc import language as nl
 from opennki.errors import NkiError
-from tests.lang.harness import run, sample
 
 ORDERS = ("program", "reversed", "shuffle:1", "shuffle:2")
 
@@ -137,7 +137,7 @@ def test_BR089_two_dimensional_blocks_with_a_ragged_edge():
     np.testing.assert_array_equal(run(add_one, x, grid=(3, 2)), x + np.float32(1))
 
 
-# ---- BR078: reductions across programs --------------------------------------------------------------------------------
+# ---- BR078: reductions across programs ------------------------------------------------------------------------------
 @pytest.mark.parametrize(("op", "oracle"), [(np.add, np.sum), (np.maximum, np.max), (nl.minimum, np.min)])
 @pytest.mark.parametrize("order", ORDERS)
 def test_BR078_all_reduce_over_a_grid(op, oracle, order):
@@ -174,7 +174,7 @@ def test_BR078_the_documentation_says_what_is_reduced():
     assert "programs" in text and "grid" in text and "every program" in text
 
 
-# ---- BR026, BR077: barriers -------------------------------------------------------------------------------------------
+# ---- BR026, BR077: barriers -----------------------------------------------------------------------------------------
 def test_BR026_a_program_that_skips_a_barrier_is_named():
     """LNC2 with differing control flow can deadlock: the deadlock is found, the program that waits and its line are named."""
     def half(x):

@@ -53,7 +53,9 @@ def accesses(draw, alloc):
     n = draw(st.integers(1, 3))
     dims = []
     for _ in range(2):
-        base = Affine(draw(st.integers(0, 3))).add(variable(I).scale(draw(st.integers(-2, 4)))).add(variable(J).scale(draw(st.integers(-2, 4))))
+        base = Affine(draw(st.integers(0, 3)))
+        for var in (I, J):
+            base = base.add(variable(var).scale(draw(st.integers(-2, 4))))
         dims.append(Dim(base, (draw(st.integers(0, 3)),)))
     return Access(alloc, "float32", tuple(dims), (n,))
 
