@@ -121,15 +121,31 @@ def test_what_does_not_exist_says_so(line):
 
 
 @pytest.mark.parametrize(
-    "name", ["nki", "nki.language", "jax_neuronx", "torch_neuronx", "torch_xla.core.xla_model"]
+    "name, missing",
+    [
+        ("nki", "nki"),
+        ("nki.language", "nki"),
+        ("jax_neuronx", "jax_neuronx"),
+        ("torch_neuronx.xla_impl.ops", "torch_neuronx.xla_impl"),
+        ("torch_xla.distributed.xla_backend", "torch_xla.distributed"),
+    ],
 )
-def test_frameworks_and_the_new_dialect_say_so_when_imported(name):
-    with pytest.raises(ModuleNotFoundError, match=f"{name.split('.')[0]} is not in opennki yet"):
+def test_frameworks_and_the_new_dialect_say_so_when_imported(name, missing):
+    with pytest.raises(ModuleNotFoundError, match=rf"{missing} is not in opennki yet"):
         importlib.import_module(name)
 
 
+def test_libraries_that_ask_for_torch_xla_are_told_that_it_is_not_installed():
+    code = (
+        "import opennki.dropin, importlib.util\n"
+        "print([importlib.util.find_spec(n) for n in ('torch_xla', 'torch_neuronx', 'nki')])\n"
+        "import torch_xla.core.xla_model as xm\nprint(xm.mark_step())"
+    )
+    assert python(code) == "[None, None, None]\nNone"
+
+
 def test_find_spec_answers_none_for_what_does_not_exist():
-    for name in ("nki", "torch_xla", "neuronxcc.nki._private_kernels", "neuronxcc.no_such_name"):
+    for name in ("nki", "neuronxcc.nki._private_kernels", "neuronxcc.no_such_name"):
         assert importlib.util.find_spec(name) is None
     assert importlib.util.find_spec("neuronxcc.nki.language") is not None
     with pytest.raises(ModuleNotFoundError):
@@ -176,8 +192,7 @@ def test_a_real_package_wins(tmp_path):
 def test_a_placeholder_does_not(tmp_path, first):
     package(tmp_path, "neuronxcc", "PLACEHOLDER = True")
     code = (
-        first
-        + "import opennki.dropin\nimport neuronxcc.nki.language as nl, neuronxcc\n"
+        first + "import opennki.dropin\nimport neuronxcc.nki.language as nl, neuronxcc\n"
         "print(nl.__name__, hasattr(neuronxcc, 'PLACEHOLDER'))"
     )
     assert python(code, path=[tmp_path]) == "opennki.dialects.neuronxcc.language False"

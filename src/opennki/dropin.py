@@ -225,7 +225,11 @@ class Later(MetaPathFinder):
         root = name.split(".", 1)[0]
         if name in SHIMS and not _asked_only():  # who only asks is told the truth: it is not installed
             return ModuleSpec(name, _Loader(SHIMS[name]), origin="opennki", is_package=True)
-        if root in LATER and root not in sys.modules and not _asked_only():
+        served = getattr(sys.modules.get(root), "__spec__", None)
+        ours = root in SHIMS and (
+            served is None or served.origin == "opennki" or served.name.startswith(_TORCH)
+        )
+        if (ours or (root in LATER and root not in sys.modules)) and not _asked_only():
             raise NotYetModule(name)
         return None
 
