@@ -328,8 +328,8 @@ for _symbol, _op in (("add", "add"), ("sub", "subtract"), ("mul", "multiply"), (
     setattr(Tensor, f"__i{_symbol}__", _inplace(_op))
 for _symbol, _op in (("eq", "equal"), ("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"), ("gt", "greater"), ("ge", "greater_equal")):
     setattr(Tensor, f"__{_symbol}__", _operator(_op))
-Tensor.__neg__ = lambda self: elementwise("multiply", self, -1 if dtypes.is_integer(self.access.dtype) else -1.0)  # type: ignore[attr-defined]
-Tensor.__invert__ = lambda self: unary("invert", self)  # type: ignore[attr-defined]
+Tensor.__neg__ = lambda self: elementwise("multiply", self, -1 if dtypes.is_integer(self.access.dtype) else -1.0)  # type: ignore[attr-defined, operator]
+Tensor.__invert__ = lambda self: unary("invert", self)  # type: ignore[attr-defined, operator]
 Tensor.__abs__ = lambda self: unary("abs", self)  # type: ignore[attr-defined]
 Tensor.astype = lambda self, dtype: cast(self, dtype)  # type: ignore[attr-defined]
 
