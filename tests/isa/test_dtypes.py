@@ -197,9 +197,7 @@ def test_reading_every_pattern(name):
     assert value.dtype == np.float32
     expected = [decode(name, code) for code in range(len(stored))]
     for got, want in zip(value.tolist(), expected):
-        assert (math.isnan(got) and math.isnan(want)) or (
-            got == want and math.copysign(1, got) == math.copysign(1, want)
-        )
+        assert (math.isnan(got) and math.isnan(want)) or (got == want and math.copysign(1, got) == math.copysign(1, want))
 
 
 @pytest.mark.oracle
@@ -350,9 +348,7 @@ def test_tfloat32_keeps_ten_mantissa_bits():
     got = dtypes.round_to(finite, "tfloat32")
     same_bits(got, expected)
     same_bits(dtypes.from_float32(finite, "tfloat32"), expected)
-    special = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0xFF800000], np.uint32).view(
-        np.float32
-    )
+    special = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0xFF800000], np.uint32).view(np.float32)
     got = dtypes.round_to(special, "tfloat32")
     assert np.isnan(got[:3]).all() and got[3] == np.inf and got[4] == -np.inf
 

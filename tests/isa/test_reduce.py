@@ -149,9 +149,7 @@ def test_axes(axes, keepdims):
         want = fn(x.astype(np.float64), axis=axes, keepdims=keepdims)
         assert got.shape == want.shape and got.dtype == np.float32
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-2)
-    same(
-        reduce_free(x, "add", (3, 1)), reduce_free(x, "add", (1, 3))
-    )  # row-major, whatever the order of axes
+    same(reduce_free(x, "add", (3, 1)), reduce_free(x, "add", (1, 3)))  # row-major, whatever the order of axes
     moved = x.transpose(0, 2, 1, 3).reshape(4, 6, 35)
     same(
         reduce_free(x, "add", (1, 3)),
@@ -202,10 +200,7 @@ def test_special_values():
     for n in (3, 70):  # -0 - 0 - 0 ... is -0
         x = np.zeros((1, n), np.float32)
         x[0, 0] = -0.0
-        assert (
-            np.signbit(reduce_free(x, "subtract", 1)).all()
-            and np.signbit(reduce_partition(x.T, "subtract")).all()
-        )
+        assert np.signbit(reduce_free(x, "subtract", 1)).all() and np.signbit(reduce_partition(x.T, "subtract")).all()
     x = np.ones((1, 40), np.float32)
     x[0, 37] = math.nan
     for op in ARITHMETIC:

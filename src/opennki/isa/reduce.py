@@ -87,9 +87,7 @@ def _reduce_rows(x: Array, ufunc: np.ufunc, identity: Any) -> Array:
         steps = max(4, _BLOCK // (rows * LANES))
         if steps >= full:
             block = np.ascontiguousarray(v.transpose(1, 0, 2))
-            return _tail(
-                np.ascontiguousarray(ufunc.reduce(block, axis=0, initial=identity).T), x, full, ufunc
-            )
+            return _tail(np.ascontiguousarray(ufunc.reduce(block, axis=0, initial=identity).T), x, full, ufunc)
         block = np.empty((steps + 1, rows, LANES), x.dtype)
         acc = np.full((rows, LANES), identity, x.dtype)
         for k in range(0, full, steps):
@@ -220,9 +218,7 @@ def scan_free(
         raise ValueError(f"scan_free: data0 {data0.shape} and data1 {data1.shape} must be tiles of one shape")
     p = data0.shape[0]
     if np.size(initial) not in (1, p):
-        raise ValueError(
-            f"scan_free: initial has {np.size(initial)} elements, needs 1 or {p}, one a partition"
-        )
+        raise ValueError(f"scan_free: initial has {np.size(initial)} elements, needs 1 or {p}, one a partition")
     if not data0.size:
         return np.empty(data0.shape, np.float32)
     # One step of all partitions is one contiguous row of the transposed operands.
