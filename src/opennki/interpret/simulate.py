@@ -11,6 +11,7 @@ import numpy as np
 
 from opennki import settings
 from opennki.errors import NkiError, NkiTypeError, NkiValueError
+from opennki.interpret.contract import contracted
 from opennki.interpret.machine import Instance, Reporter, Tape, fresh
 from opennki.interpret.precision import widened
 from opennki.interpret.programs import run_all
@@ -18,16 +19,16 @@ from opennki.ir.nodes import Alloc, Kernel
 from opennki.isa import dtypes
 
 POLICIES: dict[str, dict[str, str]] = {
-    "full": {"read": "error", "masked": "warn", "race": "error", "carried": "warn", "accumulate": "warn", "capacity": "warn"},
-    "fast": {"read": "off", "masked": "off", "race": "off", "carried": "off", "accumulate": "off", "capacity": "off"},
-    "off": {"read": "off", "masked": "off", "race": "off", "carried": "off", "accumulate": "off", "capacity": "off"},
+    "full": {"read": "error", "masked": "warn", "race": "error", "repeated": "warn", "carried": "warn", "accumulate": "warn", "capacity": "warn"},
+    "fast": {"read": "off", "masked": "off", "race": "off", "repeated": "off", "carried": "off", "accumulate": "off", "capacity": "off"},
+    "off": {"read": "off", "masked": "off", "race": "off", "repeated": "off", "carried": "off", "accumulate": "off", "capacity": "off"},
 }
 
 
 @dataclass(slots=True)
 class Checks:
-    """Which checks run and what each does: error, warn or off, by kind (read, masked, race, carried, accumulate,
-    capacity)."""
+    """Which checks run and what each does: error, warn or off, by kind (read, masked, race, repeated, carried,
+    accumulate, capacity)."""
 
     level: str = "full"
     policy: dict[str, str] = field(default_factory=dict)
@@ -51,6 +52,7 @@ def tape_of(kernel: Kernel, checks: Checks) -> Tape:
     """Plan a kernel (the plan can be run many times); with NKI_PRECISE_FP=0 its low-precision tensors are in float32."""
     if not settings.current().precise_fp:
         kernel = widened(kernel)
+    kernel = contracted(kernel)
     return Tape(kernel, track=any(checks.policy.get(k, "error") != "off" for k in ("read", "masked", "accumulate")),
                 races=any(checks.policy.get(k, "error") != "off" for k in ("race", "carried")),
                 certain=checks.level != "off")  # what is known without running costs nothing
@@ -129,7 +131,7 @@ def simulate(kernel: Kernel, arrays: list[np.ndarray], checks: Checks, *, seed: 
             last = programs.make(number)
             last.run()
             step()
-    outputs = [np.array(dtypes_public(view.get(_holder(last, view)), view.access.dtype)) for view in tape.outputs]
+    outputs = [_result(view, last) for view in tape.outputs]
     news = [_array(shared[tape.layout.alloc(a)][0], a) for a in kernel.params if a in written]
     return outputs, news
 
@@ -146,8 +148,11 @@ def _array(data: np.ndarray, alloc: Alloc) -> np.ndarray:
     return np.ndarray(alloc.shape, storage, data) if alloc.size else np.zeros(alloc.shape, storage)
 
 
-def _holder(machine: Instance, view: Any) -> Instance:
-    return machine
+def _result(view: Any, machine: Any) -> np.ndarray:
+    """A returned tensor: its own memory where it is all of a tensor made in this run, else a copy."""
+    array = dtypes_public(view.get(machine), view.access.dtype)
+    own = view.access.is_whole and view.alloc.kind == "local"
+    return array if own else np.array(array)
 
 
 class _Programs:

@@ -262,6 +262,7 @@ def _general(plan: Plan) -> Step:
     loc, family = plan.loc, decl.family
     outputs = plan.outputs
     tracked = {o.name for o in plan.tracked}
+    suspected = {view for view, _, _ in plan.suspects}
     one_row_at_a_time = any(v.dynamic is not None and any(o.view is v and o.reads for o in plan.inputs) for v, _, _ in outputs)
 
     def run(machine: Any, box: Any, where: Array | None) -> None:
@@ -339,6 +340,8 @@ def _general(plan: Plan) -> Step:
                 view.dynamic.scatter(machine, stored, keep, *part)
             else:
                 out = view.box(machine, *part) if not full else view.get(machine)
+                if view in suspected:
+                    before = touched.bits(out)
                 if keep is None:
                     write(out, value)
                 else:
@@ -346,9 +349,11 @@ def _general(plan: Plan) -> Step:
                     write(stored, value)
                     np.copyto(out, stored, where=keep)
             _mark(machine, plan, view, part, keep, taints, origin)
-            for suspected, slot, suspect in plan.suspects:
-                if suspected is view:
-                    touched.wrote(machine, view, slot, suspect, part, keep)
+            if view in suspected:
+                changed = None if view.dynamic is not None else touched.bits(out) != before
+                for which, slot, suspect in plan.suspects:
+                    if which is view:
+                        touched.wrote(machine, view, slot, suspect, part, keep, changed if suspect.var.kind == "pid" else None)
 
     def step(machine: Any) -> None:
         if masker is None:

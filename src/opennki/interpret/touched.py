@@ -18,8 +18,16 @@ def _table(machine: Any, view: View, table: Array, part: Any) -> tuple[Array, An
     return view.element_view(table, machine, *part), None
 
 
-def wrote(machine: Any, view: View, slot: int, suspect: Any, part: Any, keep: Array | None) -> None:
-    """Record which iteration or program wrote each element; report when another one wrote or read it before."""
+def bits(array: Array) -> Array:
+    """A copy of the bytes of a part of a tile, one integer per element."""
+    return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape).copy()
+
+
+def wrote(machine: Any, view: View, slot: int, suspect: Any, part: Any, keep: Array | None, changed: Array | None = None) -> None:
+    """Record which iteration or program wrote each element; report when another one wrote or read it before.
+
+    `changed`: where the write has changed the value (programs that store what is there already only get a warning).
+    """
     writers, readers = machine.owners_of(view, slot, suspect.var)
     me = machine.env[slot] + 1
     before, where = _table(machine, view, writers, part)
@@ -30,7 +38,8 @@ def wrote(machine: Any, view: View, slot: int, suspect: Any, part: Any, keep: Ar
     if keep is not None:
         clash = clash & keep
     if clash.any():
-        machine.report(suspect.kind, machine.tape.dependency(suspect))
+        same = changed is not None and not (clash & changed).any()
+        machine.report("repeated" if same else suspect.kind, machine.tape.dependency(suspect))
     if where is not None:
         writers[where] = me
     elif keep is None:
