@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from opennki.errors import UNKNOWN, Loc, NkiNotYet, user_frame
@@ -119,13 +119,12 @@ def vendor_name(name: str) -> str:
 
 def _asked_only() -> bool:
     """True when importlib.util.find_spec asks whether a module exists, and nobody imports it."""
-    frame = sys._getframe(
-        2
-    )  # the caller of find_spec is importlib's _find_spec, and its caller is who wants to know
+    # The caller of find_spec is importlib's _find_spec, and the caller of that is who wants to know.
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_name in ("find_spec", "_find_spec"):
         if frame.f_globals.get("__name__") == "importlib.util":
             return True
-        frame = frame.f_back  # type: ignore[method-assign]
+        frame = frame.f_back
     return False
 
 

@@ -233,6 +233,15 @@ def test_cpu_torch_tensors_run():
     assert torch.equal(out, a * 2)
 
 
+def test_an_argument_may_be_described_where_values_do_not_matter():
+    kernel = nki.benchmark(save_neff_name="file.neff", save_trace_name="profile.ntff")(add)
+    result = kernel(nt.tensor[[128, 16], nl.bfloat16], b=nt.tensor[(128, 16), nl.bfloat16], scale=3.0)
+    assert result.shape == (128, 16) and result.dtype == ml_dtypes.bfloat16
+    for argument in (nt.tensor[128, 16], nt.tensor[[128, 16]], nt.tensor[[128, 16], nl.bfloat16, 3]):
+        with pytest.raises(NkiTypeError, match="describes no array"):
+            kernel(argument, A)
+
+
 # ---- what says no ----
 
 

@@ -1,8 +1,9 @@
 """Kernel objects: `nki.jit` and its siblings, dispatch on the arguments, launch grids, nesting.
 
-A kernel object wraps a Python function. Called inside another kernel it is inlined; called with arrays it is traced for them and run.
-Source: seeds "NKI Entrypoints", design "What must be exact".
+A kernel object wraps a Python function. Called inside another kernel it is inlined; called with arrays it is
+traced for them and run. Source: seeds "NKI Entrypoints", design "What must be exact".
 """
+
 from __future__ import annotations
 
 import functools
@@ -32,6 +33,11 @@ class GenericKernel:
     `mode` is one of jax, torchxla, baremetal, benchmark, profile, simulation, trace, auto.
     """
 
+    func: Callable[..., Any]
+    mode: str
+    grid: Any
+    kwargs: dict[str, Any]
+
     def __init__(self, func: Callable[..., Any], mode: str = "auto", grid: Any = None, **kwargs: Any) -> None:
         if isinstance(func, GenericKernel):
             grid = func.grid if grid is None else grid
@@ -40,7 +46,9 @@ class GenericKernel:
         if not callable(func):
             raise NkiTypeError(f"{func!r} is no function", rule="a kernel is a Python function")
         if mode not in MODES:
-            raise NkiValueError(f"mode '{mode}' passed to nki.jit", rule=f"a mode is one of {', '.join(MODES)}")
+            raise NkiValueError(
+                f"mode '{mode}' passed to nki.jit", rule=f"a mode is one of {', '.join(MODES)}"
+            )
         functools.update_wrapper(self, func)
         self.func, self.mode, self.grid, self.kwargs = func, mode, grid, kwargs
         self._plans: dict[Any, Any] = {}
@@ -62,14 +70,19 @@ class GenericKernel:
 
     def copy(self, **changes: Any) -> GenericKernel:
         """The same kernel with another grid, mode or options."""
-        kernel = type(self)(self.func, changes.pop("mode", self.mode), changes.pop("grid", self.grid), **{**self.kwargs, **changes})
+        kernel = type(self)(
+            self.func,
+            changes.pop("mode", self.mode),
+            changes.pop("grid", self.grid),
+            **{**self.kwargs, **changes},
+        )
         kernel._plans = self._plans if not changes else {}
         return kernel
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {getattr(self.func, '__name__', '?')} mode={self.mode!r} grid={self.grid}>"
 
-    # ---- calls ------------------------------------------------------------------------------------------------------------------------
+    # ---- calls ----
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         builder = maybe_current()
         if builder is not None:
@@ -81,7 +94,10 @@ class GenericKernel:
 
     def _inline(self, builder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.grid is not None:
-            raise make("err_nested_kernel_with_spmd_grid", f"{self.func.__name__}[{self.grid}] is called inside a kernel")
+            raise make(
+                "err_nested_kernel_with_spmd_grid",
+                f"{self.func.__name__}[{self.grid}] is called inside a kernel",
+            )
         builder.depth += 1
         try:
             return self.func(*args, **kwargs)
@@ -99,33 +115,70 @@ class GenericKernel:
         sizes, cores = normalise_grid(self.grid) if self.grid is not None else ((), ())
         flags = self.kwargs.get("experimental_flags", "")
         forced = getattr(self.kwargs.get(COMPILE_OPTS), "allocator", "auto") == "forced"
-        return Options(target, str(name), fallback, sizes, cores, frozenset(f.strip() for f in str(flags).split(",") if f.strip()),
-                       self.mode == "trace" or self.kwargs.get("kernel_return") is False, {FORCE_AUTO: True} if forced else {})
+        return Options(
+            target,
+            str(name),
+            fallback,
+            sizes,
+            cores,
+            frozenset(f.strip() for f in str(flags).split(",") if f.strip()),
+            self.mode == "trace" or self.kwargs.get("kernel_return") is False,
+            {FORCE_AUTO: True} if forced else {},
+        )
 
     def trace(self, *args: Any, **kwargs: Any) -> Kernel:
         """The Kernel IR for these arguments (arrays count by shape and dtype)."""
         values, _ = adopt(args, kwargs)
-        return trace_kernel(self.func, values[0], values[1], self.options(), getattr(self.func, "__name__", "kernel"))[0]
+        return trace_kernel(
+            self.func, values[0], values[1], self.options(), getattr(self.func, "__name__", "kernel")
+        )[0]
 
-    def simulate(self, *args: Any, checks: Any = None, eager: bool | None = None, order: str = "program", dump_file: Any = None,
-                 progress: Any = None, **kwargs: Any) -> Any:
-        """Trace for the arguments and run on the interpreter; results as the kernel returns them, written inputs updated in place."""
+    def simulate(
+        self,
+        *args: Any,
+        checks: Any = None,
+        eager: bool | None = None,
+        order: str = "program",
+        dump_file: Any = None,
+        progress: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Trace for the arguments and run on the interpreter; results as the kernel returns them, written
+        inputs updated in place."""
         current = settings.current()
         options = self.options()
         level = sim.Checks.of(checks if checks is not None else current.checks)
         if eager if eager is not None else current.eager:
             from opennki.interpret.eager import run_eager
+
             return run_eager(self.func, args, kwargs, options, level, seed=current.seed or 0, out=dump_file)
-        kernel, arrays = trace_kernel(self.func, args, kwargs, options, getattr(self.func, "__name__", "kernel"))
+        kernel, arrays = trace_kernel(
+            self.func, args, kwargs, options, getattr(self.func, "__name__", "kernel")
+        )
         tape = sim.tape_of(kernel, level)
-        outputs, news = sim.simulate(kernel, arrays, level, seed=current.seed or 0, out=dump_file, order=order, tape=tape, progress=progress)
+        outputs, news = sim.simulate(
+            kernel,
+            arrays,
+            level,
+            seed=current.seed or 0,
+            out=dump_file,
+            order=order,
+            tape=tape,
+            progress=progress,
+        )
         return finish(kernel, arrays, outputs, news)
 
 
-def finish(kernel: Kernel, arrays: list[np.ndarray], outputs: list[np.ndarray], news: list[np.ndarray]) -> Any:
+def finish(
+    kernel: Kernel, arrays: list[np.ndarray], outputs: list[np.ndarray], news: list[np.ndarray]
+) -> Any:
     """Commit written inputs to the caller's arrays, and build the return value."""
     by_param = dict(zip((a for a in kernel.params if a in kernel.written_params), news, strict=True))
-    targets_ = [(array, by_param[alloc]) for alloc, array in zip(kernel.params, arrays, strict=True) if alloc in by_param]
+    targets_ = [
+        (array, by_param[alloc])
+        for alloc, array in zip(kernel.params, arrays, strict=True)
+        if alloc in by_param
+    ]
     sim.commit(targets_)
     results: list[Any] = list(outputs)
     for i, access in enumerate(kernel.outputs):
@@ -135,8 +188,11 @@ def finish(kernel: Kernel, arrays: list[np.ndarray], outputs: list[np.ndarray], 
     return rebuild(kernel.returns, results)
 
 
-def adopt(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], Callable[[Any], Any]]:
-    """Arguments with CPU torch tensors as NumPy arrays on the same memory, and the function that turns results back."""
+def adopt(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], Callable[[Any], Any]]:
+    """Arguments with CPU torch tensors as NumPy arrays on the same memory, and the function that turns
+    results back."""
     leaves = list(_leaves((args, kwargs)))
     for leaf in leaves:
         module = type(leaf).__module__
@@ -145,6 +201,7 @@ def adopt(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[tuple[An
     if not any(type(leaf).__module__.split(".")[0] == "torch" for leaf in leaves):
         return (args, kwargs), lambda result: result
     from opennki.kernels import torch_arrays
+
     mapped = torch_arrays.to_numpy((args, kwargs))
     return mapped, torch_arrays.to_torch
 

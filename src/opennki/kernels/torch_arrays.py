@@ -1,4 +1,6 @@
-"""CPU torch tensors as NumPy arrays on the same memory, and back. Imported only when a torch tensor shows up."""
+"""CPU torch tensors as NumPy arrays on the same memory, and back. Imported only when a torch tensor shows
+up."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -7,8 +9,11 @@ import ml_dtypes
 import numpy as np
 import torch
 
-_VIEWS = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16), torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
-          torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn)}
+_VIEWS = {
+    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
+    torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
+    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
+}
 
 
 def to_numpy(value: Any) -> Any:
@@ -34,7 +39,9 @@ def to_torch(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         for dtype, (view, storage) in _VIEWS.items():
             if value.dtype == storage:
-                return torch.from_numpy(np.ascontiguousarray(value).view(np.int16 if view == torch.int16 else np.uint8)).view(dtype)
+                return torch.from_numpy(
+                    np.ascontiguousarray(value).view(np.int16 if view == torch.int16 else np.uint8)
+                ).view(dtype)
         return torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, tuple):
         return tuple(map(to_torch, value))
