@@ -368,7 +368,7 @@ def _general(plan: Plan) -> Step:
             return
         if box != whole:
             _excluded(machine, plan, box)
-            if decl.positional:
+            if decl.positional or decl.random:  # a mask does not shift positions or the numbers drawn
                 run(machine, whole, _inside_box(machine, masker, box, iteration))
                 return
         run(machine, box, masker.where(machine.env, *box))

@@ -280,7 +280,7 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
 
 
 def _public(signature: inspect.Signature, params: list[Param]) -> inspect.Signature:
-    hidden = {p.name for p in params if isinstance(p.spec, Register)}
+    hidden = {p.name for p in params if isinstance(p.spec, Register) or (isinstance(p.spec, Plumbing) and p.spec.kind == "stream")}
     shown = [p.replace(annotation=inspect.Parameter.empty) for n, p in signature.parameters.items() if n not in hidden]
     return signature.replace(parameters=shown)
 
