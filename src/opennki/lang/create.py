@@ -16,9 +16,10 @@ from opennki.errors import NkiTypeError, NkiValueError, make, warn
 from opennki.ir.build import current
 from opennki.isa import dtypes
 from opennki.lang.emit import call, dtype_name
-from opennki.lang.index import Grid, Index, mgrid
+from opennki.lang.index import Index
 from opennki.lang.memory import Buffer, buffer_of
 from opennki.lang.placement import place
+from opennki.lang.ranges import Grid, mgrid
 from opennki.lang.tensor import Tensor
 
 # experimental flag of the vendor's decorators that lifts the scope rule of shared_hbm

@@ -17,13 +17,13 @@ from opennki.ir.build import Builder, Forwarded, current
 from opennki.ir.nodes import Access, IndexTile, Instr, PredTile
 from opennki.ir.verify import call_view, check_operands, check_result, describe
 from opennki.isa import dtypes, scalar
-from opennki.isa.enums import ENGINE_NAMES, engine
 from opennki.isa.declare import ISA, Affine, Attr, Index, Instruction, Op, Plumbing, Predicate, Register, Result, Tile
+from opennki.isa.enums import ENGINE_NAMES, engine
 from opennki.lang import view
-from opennki.lang.index import Condition, Grid, Mask
+from opennki.lang.index import Condition, Mask
 from opennki.lang.index import Index as IndexExpr
+from opennki.lang.ranges import Grid
 from opennki.lang.tensor import Tensor, align
-
 
 
 class Pending:

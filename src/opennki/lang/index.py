@@ -1,11 +1,10 @@
-"""Index expressions: loop indices, `nl.arange`, `nl.mgrid`, `nl.ds`, and the masks made from them.
+"""Index expressions and the masks made from them (see `lang.ranges` for `nl.arange`, `nl.mgrid` and `nl.ds`).
 
 An `Index` is base + sum(strides[j] * iota_j) over a shape; base is affine in loop indices and program ids. It needs no kernel, so
 indices may be built outside of one. Source: api_legacy section 1 "Indexing", "Masks".
 """
 from __future__ import annotations
 
-import dis
 import operator
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 from opennki.errors import NkiTypeError, NkiValueError, make
 from opennki.ir.affine import Affine, Pred, constant
 from opennki.ir.build import current, maybe_current
+from opennki.lang.bytecode import instructions, positions
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -362,19 +362,15 @@ _pending: list[tuple[Any, int, int, Mask]] = []
 
 def _value_of_and(frame: Any) -> int | None:
     """End offset of the right operand if the truth is asked by `and` in a value context, else None."""
-    code, at = frame.f_code, frame.f_lasti
-    instructions = list(dis.get_instructions(code))
-    for i, ins in enumerate(instructions):
-        if ins.offset != at:
-            continue
-        if ins.opname == "JUMP_IF_FALSE_OR_POP":
-            return int(ins.argval)
-        # 3.12 and later: COPY, [TO_BOOL,] POP_JUMP_IF_FALSE, POP_TOP
-        following = [x for x in instructions[i:i + 4] if x.opname not in ("CACHE", "NOT_TAKEN")]
-        jump = following[1] if following[0].opname == "TO_BOOL" and len(following) > 1 else following[0]
-        before = [x for x in instructions[max(0, i - 3):i] if x.opname != "CACHE"]
-        if jump.opname.startswith("POP_JUMP_IF_FALSE") and before and before[-1].opname == "COPY":
-            return int(jump.argval)
+    found, position = instructions(frame.f_code), positions(frame.f_code).get(frame.f_lasti)
+    if position is None:
+        return None
+    if found[position].opname == "JUMP_IF_FALSE_OR_POP":
+        return int(found[position].argval)
+    # 3.12 and later: COPY, [TO_BOOL,] POP_JUMP_IF_FALSE, POP_TOP
+    jump = found[position + 1] if found[position].opname == "TO_BOOL" and position + 1 < len(found) else found[position]
+    if jump.opname.startswith("POP_JUMP_IF_FALSE") and position and found[position - 1].opname == "COPY":
+        return int(jump.argval)
     return None
 
 
@@ -450,69 +446,3 @@ class Condition:
     def __repr__(self) -> str:
         text = " and ".join(str(p) for p in self.preds)
         return f"not ({text})" if self.negate else text
-
-
-def arange(*args: Any) -> Index:
-    """Index vector start .. stop-1 (`arange(stop)`, `arange(start, stop)`, `arange(start, stop, step)`); start may be a loop index.
-
-    Shape (n,): add dimensions with `[:, None]` before indexing a tensor (err_1d_arange_not_supported).
-    """
-    if not 1 <= len(args) <= 3:
-        raise NkiTypeError(f"nl.arange takes 1 to 3 arguments, not {len(args)}", rule="nl.arange(stop), (start, stop) or (start, stop, step)")
-    start, stop, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
-    return _span(start, stop, step, "nl.arange")
-
-
-def _span(start: Any, stop: Any, step: Any, what: str) -> Index:
-    step = operator.index(step)
-    length = stop - start if start is not None else stop
-    count = operator.index(length)
-    n = -(-count // step) if step > 0 else 0
-    if n < 0 or step <= 0:
-        raise NkiValueError(f"{what} of {count} elements with step {step}", rule="the stop is not below the start, the step is positive")
-    base = start.base if isinstance(start, Index) else constant(operator.index(start or 0))
-    return Index(base, (step if n != 1 else 0,), (n,))
-
-
-class Grid(tuple):  # type: ignore[type-arg]
-    """The indices of a dense grid: a tuple of Index, also by name: p, x, y, z (first dimension first)."""
-
-    def __new__(cls, indices: Any) -> Grid:
-        return super().__new__(cls, indices)
-
-    def __getattr__(self, name: str) -> Index:
-        position = {"p": 0, "x": 1, "y": 2, "z": 3, "w": 4}.get(name)
-        if position is None or position >= len(self):
-            raise AttributeError(f"an nl.mgrid of {len(self)} dimensions has no {name!r}")
-        return self[position]  # type: ignore[no-any-return]
-
-
-class _MGrid:
-    """`nl.mgrid[0:P, 0:F]`."""
-
-    def __getitem__(self, key: Any) -> Any:
-        keys = key if isinstance(key, tuple) else (key,)
-        spans = []
-        for k in keys:
-            if not isinstance(k, slice) or isinstance(k.step, complex):
-                raise NkiTypeError(f"nl.mgrid[{k!r}]", rule="nl.mgrid takes slices such as 0:128, one for each dimension")
-            spans.append(_span(k.start or 0, k.stop, 1 if k.step is None else k.step, "nl.mgrid"))
-        # dense, as numpy.mgrid: each component has the shape of the whole grid
-        shape = tuple(span.shape[0] for span in spans)
-        return Grid([Index(span.base, tuple(span.strides[0] if i == axis else 0 for i in range(len(keys))), shape)
-                     for axis, span in enumerate(spans)])
-
-
-mgrid = _MGrid()
-
-
-class ds:  # noqa: N801  (the vendor's name)
-    """`nl.ds(start, size)`: the slice start : start + size; start may be an index expression."""
-
-    __slots__ = ("size", "start")
-
-    def __init__(self, start: Any, size: Any) -> None:
-        self.start, self.size = start, operator.index(size)
-
-    def __repr__(self) -> str:
-        return f"nl.ds({self.start}, {self.size})"

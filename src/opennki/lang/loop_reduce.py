@@ -7,7 +7,6 @@ api_legacy language.loop_reduce.
 
 from __future__ import annotations
 
-import dis
 from types import FrameType
 from typing import Any
 
@@ -16,6 +15,7 @@ from opennki.ir.affine import Affine, Pred
 from opennki.ir.build import current
 from opennki.isa import dtypes, scalar
 from opennki.lang import ops
+from opennki.lang.bytecode import following
 from opennki.lang.create import fill
 from opennki.lang.emit import call, dtype_name
 from opennki.lang.index import Index, Mask
@@ -112,12 +112,7 @@ def loop_reduce(x: Any, op: Any, loop_indices: Any, dtype: Any = None, mask: Any
 
 def _stored_to_name(frame: FrameType) -> bool:
     """True when the call that is running is the whole right side of `name = ...`."""
-    following = (
-        i
-        for i in dis.get_instructions(frame.f_code)
-        if i.offset > frame.f_lasti and i.opname not in ("CACHE", "PRECALL", "CALL")
-    )
-    after = next(following, None)
+    after = following(frame.f_code, frame.f_lasti, frozenset({"PRECALL", "CALL"}))
     return after is not None and after.opname in ("STORE_FAST", "STORE_NAME", "STORE_DEREF", "STORE_GLOBAL")
 
 

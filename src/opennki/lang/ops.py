@@ -20,7 +20,6 @@ from opennki.lang.index import Index, broadcast_shapes
 from opennki.lang.tensor import DynamicIndex, Tensor
 from opennki.lang.view import New
 
-
 _TENSOR_TENSOR = ISA["tensor_tensor"].params[ISA["tensor_tensor"].index["op"]].spec.names
 _TENSOR_SCALAR = ISA["tensor_scalar"].params[ISA["tensor_scalar"].index["op0"]].spec.names
 _ACTIVATION = ISA["activation"].params[ISA["activation"].index["op"]].spec.names

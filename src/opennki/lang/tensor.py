@@ -15,8 +15,9 @@ from opennki.ir.build import maybe_current
 from opennki.ir.nodes import Access, Alloc, whole
 from opennki.isa import dtypes
 from opennki.lang import view
-from opennki.lang.index import Condition, Grid, Index, Mask, broadcast_shapes, ds
+from opennki.lang.index import Condition, Index, Mask, broadcast_shapes
 from opennki.lang.loops import RuntimeScalar
+from opennki.lang.ranges import Grid, ds
 from opennki.lang.view import New
 
 ZERO = Affine()

@@ -6,10 +6,11 @@ from math import prod
 from typing import Any
 
 from opennki.errors import NkiIndexError, NkiTypeError, NkiValueError, make
-from opennki.ir.affine import Affine, Pred, constant
+from opennki.ir.affine import Affine, constant
 from opennki.ir.build import maybe_current
 from opennki.ir.nodes import Access, Dim
-from opennki.lang.index import Index, broadcast_shapes, ds
+from opennki.lang.index import Index, broadcast_shapes
+from opennki.lang.ranges import ds
 
 ZERO = Affine()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
-import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -57,8 +56,9 @@ def grid(*columns: str, title: str | None = None) -> Table:
 
 def console() -> Console:
     """A console of the terminal's width; 120 where the output is no terminal and COLUMNS does not say."""
-    plain = not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdigit()
-    return Console(highlight=False, soft_wrap=False, width=120 if plain else None)
+    found = Console(highlight=False, soft_wrap=False)
+    plain = not sys.stdout.isatty() and found.width == 80  # what rich assumes when nothing says
+    return Console(highlight=False, soft_wrap=False, width=120) if plain else found
 
 
 def table(surface: str = "all") -> Table:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from opennki.ir.affine import Affine
+from opennki.lang.bytecode import instructions, positions
 from opennki.lang.index import Condition, Index, Mask
 from opennki.lang.tensor import Tensor
 
@@ -20,25 +21,15 @@ def site(frame: types.FrameType | None) -> Any:
     return None if frame is None else (frame.f_code, frame.f_lasti)
 
 
-@lru_cache(maxsize=4096)
-def _table(code: types.CodeType) -> dict[int, tuple[int, dis.Instruction]]:
-    return {ins.offset: (i, ins) for i, ins in enumerate(_instructions(code))}
-
-
-@lru_cache(maxsize=4096)
-def _instructions(code: types.CodeType) -> list[dis.Instruction]:
-    return [ins for ins in dis.get_instructions(code) if ins.opname not in ("CACHE", "EXTENDED_ARG")]
-
-
 def plain_for(frame: types.FrameType | None) -> bool:
     """True when the iterator is asked for by a `for` statement itself: not by a comprehension, enumerate, zip or list."""
     if frame is None or frame.f_code.co_name in _COMPREHENSIONS:
         return False
-    found = _table(frame.f_code).get(frame.f_lasti)
-    if found is None or found[1].opname != "GET_ITER":
+    code = frame.f_code
+    position = positions(code).get(frame.f_lasti)
+    if position is None or instructions(code)[position].opname != "GET_ITER":
         return False
-    following = _instructions(frame.f_code)[found[0] + 1]
-    if following.opname != "FOR_ITER":
+    if instructions(code)[position + 1].opname != "FOR_ITER":
         return False  # a comprehension: its iterator is made here and consumed in a frame of its own
     region = _region(frame.f_code, frame.f_lasti)
     # comprehensions inlined by Python 3.12 build their value inside the loop
@@ -48,14 +39,13 @@ def plain_for(frame: types.FrameType | None) -> bool:
 @lru_cache(maxsize=4096)
 def _region(code: types.CodeType, offset: int) -> tuple[dis.Instruction, ...]:
     """The instructions of the loop body whose GET_ITER or FOR_ITER is at an offset."""
-    instructions = _instructions(code)
-    start = _table(code)[offset][0]
-    while start < len(instructions) and instructions[start].opname != "FOR_ITER":
+    found, start = instructions(code), positions(code)[offset]
+    while start < len(found) and found[start].opname != "FOR_ITER":
         start += 1
-    if start == len(instructions):
+    if start == len(found):
         return ()
-    end = instructions[start].argval
-    return tuple(ins for ins in instructions[start + 1:] if ins.offset < end)
+    end = found[start].argval
+    return tuple([ins for ins in found[start + 1:] if ins.offset < end])
 
 
 @lru_cache(maxsize=4096)

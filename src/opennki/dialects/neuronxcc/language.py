@@ -19,11 +19,12 @@ from opennki.isa import dtypes
 from opennki.lang import create, data, loops, memory, reduce, transfer
 from opennki.lang import loop_reduce as _loop_reduce
 from opennki.lang.data import bfp16, fp32, tile_size  # noqa: F401
-from opennki.lang.index import Grid, Index, ds, mgrid  # noqa: F401
-from opennki.lang.index import arange as _arange
+from opennki.lang.index import Index
 from opennki.lang.keywords import check_extra
 from opennki.lang.math import FUNCTIONS
 from opennki.lang.math import named as _named
+from opennki.lang.ranges import Grid, ds, mgrid  # noqa: F401
+from opennki.lang.ranges import arange as _arange
 from opennki.lang.tensor import Tensor
 
 bool = builtins.bool
