@@ -1,8 +1,9 @@
 """Contraction: tensors of which an iteration uses only its own part are kept for one iteration.
 
-Kernels declare block tensors such as `(16, 4, par_dim(128), 512)` and address them as `t[i, j, ...]` with the indices of the loops around. Where
-every access has the same loop index in a dimension, an iteration of that loop meets only its own slice: the dimension shrinks to one and the
-tensor moves into the loop. Memory falls from the logical size to what is alive, and stays in the cache. Values and checks are the same.
+Kernels declare block tensors such as `(16, 4, par_dim(128), 512)` and address them as `t[i, j, ...]` with the indices of the loops
+around. Where every access has the same loop index in a dimension, an iteration of that loop meets only its own slice: the dimension shrinks
+to one and the tensor moves into the loop. Memory falls from the logical size to what is alive, and stays in the cache. Values and checks
+are the same.
 """
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from opennki.ir.nodes import Access, Alloc, Dim, DoWhile, For, If, Instr, Kernel
 from opennki.ir.verify import accesses
 from opennki.isa.declare import ISA
 
-SMALLEST = 1 << 20  # elements below which it is not worth while
+SMALLEST = 1 << 18  # elements below which it is not worth while
 _ZERO = Affine()
 
 
-def contracted(kernel: Kernel) -> Kernel:
-    """The kernel with such tensors contracted; the same object where there are none."""
+def contracted(kernel: Kernel, smallest: int = SMALLEST) -> Kernel:
+    """The kernel with such tensors of at least `smallest` elements contracted; the same object where there are none."""
     kept = {o.alloc for o in kernel.outputs}
     uses: dict[Alloc, dict[int, Var | None]] = {}
     depth: dict[Var, int] = {}
@@ -30,7 +31,7 @@ def contracted(kernel: Kernel) -> Kernel:
     plans: dict[Alloc, Contraction] = {}
     for alloc, dims in uses.items():
         own = {k: v for k, v in dims.items() if v is not None and alloc.shape[k] > 1}
-        if not own or alloc in kept or alloc.kind != "local" or alloc.space == "shared_hbm" or prod(alloc.shape) < SMALLEST:
+        if not own or alloc in kept or alloc.kind != "local" or alloc.space == "shared_hbm" or prod(alloc.shape) < smallest:
             continue
         shape = tuple(1 if k in own else n for k, n in enumerate(alloc.shape))
         home = max(own.values(), key=lambda v: depth[v])

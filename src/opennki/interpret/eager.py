@@ -1,7 +1,7 @@
 """Eager mode: run the kernel body as ordinary Python, each instruction at once, so that breakpoint() and print(tile) work inside it.
 
-Loops run with Python ints and every program of the grid runs the body again. Values are those of the interpreter; a kernel whose programs wait for
-each other cannot run this way.
+Loops run with Python ints and every program of the grid runs the body again. Values are those of the interpreter; a kernel whose programs
+wait for each other cannot run this way.
 """
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from opennki.isa import dtypes
 
 
 def unproven(kernel: Kernel) -> set[Alloc]:
-    """The local tensors that are read and not proven to be written before, or computed from elements that a mask may have left undefined."""
+    """Local tensors that are read and not proven to be written before, or computed from elements that a mask may have left undefined."""
     proven: set[Alloc] = set()
     _scan(kernel.body, proven)
     found = {a for a in read_anywhere(kernel.body) if a.kind == "local" and a not in proven}

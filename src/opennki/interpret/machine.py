@@ -1,7 +1,7 @@
 """The machine: a tape of steps with loops and branches as jumps, and program instances as resumable states.
 
-An `Instance` is one program of the grid: its position on the tape, the values of its loop indices, and its memory. A step that has to wait for
-other programs (`suspends` instructions) returns `Wait`; the scheduler runs the other programs and then completes it.
+An `Instance` is one program of the grid: its position on the tape, the values of its loop indices, and its memory. A step that has to
+wait for other programs (`suspends` instructions) returns `Wait`; the scheduler runs the other programs and then completes it.
 """
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Wait:
 class Instance:
     """One program of the grid."""
 
-    __slots__ = ("buffers", "done", "env", "inside", "origins", "out", "owners", "pc", "program", "report", "seed", "shadows", "tape", "trace",
-                 "views")
+    __slots__ = ("buffers", "done", "env", "inside", "origins", "out", "owners", "pc", "program", "report", "seed", "shadows", "tape",
+                 "trace", "views")
 
     def __init__(self, tape: Tape, program: tuple[int, ...], shared: dict[int, tuple[Any, Any]], seed: int,
                  report: Callable[[str, NkiError], None], out: Any, owners: dict[Any, Any] | None = None) -> None:

@@ -1,7 +1,7 @@
 """Programs that wait for each other: barriers and reductions across the launch grid, and the scheduler.
 
-A step that suspends hands its operands to the scheduler. When every program of its group waits at the same place, the instruction is completed
-for all of them in program order. Programs run in a given order (shuffled on request): a kernel must not depend on it.
+A step that suspends hands its operands to the scheduler. When every program of its group waits at the same place, the instruction is
+completed for all of them in program order. Programs run in a given order (shuffled on request): a kernel must not depend on it.
 """
 from __future__ import annotations
 

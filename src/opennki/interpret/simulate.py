@@ -11,15 +11,18 @@ import numpy as np
 
 from opennki import settings
 from opennki.errors import NkiError, NkiTypeError, NkiValueError
+from opennki.interpret.capacity import over_capacity
 from opennki.interpret.contract import contracted
 from opennki.interpret.machine import Instance, Reporter, Tape, fresh
 from opennki.interpret.precision import widened
 from opennki.interpret.programs import run_all
 from opennki.ir.nodes import Alloc, Kernel
 from opennki.isa import dtypes
+from opennki.isa import target as targets
 
 POLICIES: dict[str, dict[str, str]] = {
-    "full": {"read": "error", "masked": "warn", "race": "error", "repeated": "warn", "carried": "warn", "accumulate": "warn", "capacity": "warn"},
+    "full": {"read": "error", "masked": "warn", "race": "error", "repeated": "warn", "carried": "warn", "accumulate": "warn",
+             "capacity": "warn"},
     "fast": {"read": "off", "masked": "off", "race": "off", "repeated": "off", "carried": "off", "accumulate": "off", "capacity": "off"},
     "off": {"read": "off", "masked": "off", "race": "off", "repeated": "off", "carried": "off", "accumulate": "off", "capacity": "off"},
 }
@@ -52,10 +55,14 @@ def tape_of(kernel: Kernel, checks: Checks) -> Tape:
     """Plan a kernel (the plan can be run many times); with NKI_PRECISE_FP=0 its low-precision tensors are in float32."""
     if not settings.current().precise_fp:
         kernel = widened(kernel)
+    full = [("capacity", e) for e in over_capacity(contracted(kernel, 0), targets.resolve(kernel.target))] if (
+        checks.policy.get("capacity", "warn") != "off") else []
     kernel = contracted(kernel)
-    return Tape(kernel, track=any(checks.policy.get(k, "error") != "off" for k in ("read", "masked", "accumulate")),
+    tape = Tape(kernel, track=any(checks.policy.get(k, "error") != "off" for k in ("read", "masked", "accumulate")),
                 races=any(checks.policy.get(k, "error") != "off" for k in ("race", "carried")),
                 certain=checks.level != "off")  # what is known without running costs nothing
+    tape.problems += full
+    return tape
 
 
 def to_memory(array: np.ndarray, dtype: str, copy: bool) -> np.ndarray:
@@ -76,7 +83,8 @@ def check_written(kernel: Kernel, arrays: list[np.ndarray]) -> None:
                                 rule="outputs go into writable arrays", fix="pass a copy, or return a new tensor from the kernel")
         for j, other in enumerate(arrays):
             if i != j and isinstance(other, np.ndarray) and isinstance(arrays[i], np.ndarray) and np.shares_memory(arrays[i], other):
-                raise NkiValueError(f"the arrays for {alloc.name!r} and {kernel.params[j].name!r} share memory, and {alloc.name!r} is written",
+                names = f"{alloc.name!r} and {kernel.params[j].name!r}"
+                raise NkiValueError(f"the arrays for {names} share memory, and {alloc.name!r} is written",
                                     rule="an array that the kernel writes is passed once", fix="pass a copy")
 
 

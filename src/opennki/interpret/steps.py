@@ -47,9 +47,8 @@ def _shape_for(words: tuple[str, ...], shape: tuple[int, ...], iteration: tuple[
             wanted = (shape[0],) + (1,) * max(1, len(iteration) - 1)
         else:
             wanted = (shape[0], prod(shape[1:]))
-    elif words[-1].endswith("*") and len(iteration) != len(shape) and prod(shape) == prod(iteration):
-        wanted = iteration
-    elif words[-1].endswith("*") and prod(shape) == prod(iteration) and shape[0] == iteration[0]:
+    elif (words[-1].endswith("*") and prod(shape) == prod(iteration)
+          and (len(iteration) != len(shape) or shape[0] == iteration[0])):
         wanted = iteration
     else:
         return None
@@ -457,6 +456,7 @@ def _inside(view: View, machine: Any) -> bool:
 def _rows(machine: Any, plan: Plan, run: Any, whole: Any) -> None:
     """A read-modify-write of rows that are named at run time: rows that occur twice are updated one after the other."""
     view = next(v for v, _, _ in plan.outputs if v.dynamic is not None)
+    assert view.dynamic is not None
     offsets, _ = view.dynamic.flat(machine, *whole)
     first = offsets.reshape(offsets.shape[0], -1)[:, 0]
     if len(np.unique(first)) == len(first):
