@@ -43,6 +43,22 @@ def test_edge_tile():
     np.testing.assert_allclose(run(kernel, x), np.exp(x) + 1, rtol=1e-6)
 
 
+def test_accumulator_of_a_masked_product_is_undefined_in_the_masked_rows_only():
+    """128 rows, 64 columns: the rows of the accumulator that a masked operand leaves undefined do not reach the others."""
+    def kernel(lhs_t, rhs):
+        k, m = lhs_t.shape
+        out = nl.ndarray((m, 64), dtype=nl.float32, buffer=nl.shared_hbm)
+        part, free, col = nl.arange(128)[:, None], nl.arange(128)[None, :], nl.arange(64)[None, :]
+        acc = nl.zeros((128, 64), dtype=nl.float32, buffer=nl.psum)
+        for i in nl.affine_range(k // 128):
+            lhs = nl.load(lhs_t[i * 128 + part, free], mask=free < m)
+            acc += nisa.nc_matmul(lhs, nl.load(rhs[i * 128 + part, col]))
+        nl.store(out[part, col], acc, mask=part < m)
+        return out
+    lhs_t, rhs = (rng.integers(-4, 5, (256, n)).astype(np.float32) for n in (72, 64))
+    np.testing.assert_array_equal(run(kernel, lhs_t, rhs, checks={"masked": "error"}), lhs_t.T @ rhs)
+
+
 def test_masked_out_elements_keep_what_was_there():
     def kernel(x):
         out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)

@@ -50,25 +50,25 @@ def masked_error(view: View, origin: Any, loc: Any) -> NkiReadError:
                         fix="give the store the same mask, or fill the tile first (nl.zeros) and load into it with the mask")
 
 
-def spread(family: str, taints: list[tuple[np.ndarray, bool]], shape: tuple[int, ...]) -> np.ndarray | None:
-    """Where results are undefined: `taints` are the undefined elements of each operand and whether it is a matmul operand of the output's
-    rows; None for nowhere."""
+def spread(family: str, taints: list[tuple[np.ndarray, bool | None]], shape: tuple[int, ...]) -> np.ndarray | None:
+    """Where results are undefined, None for nowhere. `taints` are the undefined elements of each operand, and for a matmul whether it
+    gives the columns of the result (True), the rows (False), or is the accumulator (None)."""
     out: np.ndarray | None = None
     if family == "select":
         return None  # choosing is how undefined elements are replaced; which were chosen is not looked at
     for taint, columns in taints:
         if not taint.any():
             continue
-        if family in _ELEMENTWISE:
+        if family in _ELEMENTWISE or columns is None:
             part = _fit(taint, shape)
         elif family == "matmul":
-            flags = taint.reshape(taint.shape[0], -1).any(axis=0)
+            flags = np.asarray(taint.reshape(taint.shape[0], -1).any(axis=0))
             part = _fit(flags[:, None] if not columns else flags.reshape((1, *shape[1:])), shape) if (
                 flags.size in (shape[0], int(np.prod(shape[1:])))) else np.ones(shape, bool)
         elif family == "transpose":
             part = _fit(taint.reshape(taint.shape[0], -1).T, shape)
         elif taint.shape and taint.shape[0] == shape[0]:
-            rows = taint.reshape(taint.shape[0], -1).any(axis=1)
+            rows = np.asarray(taint.reshape(taint.shape[0], -1).any(axis=1))
             part = np.broadcast_to(rows.reshape((-1,) + (1,) * (len(shape) - 1)), shape)
         else:
             part = np.ones(shape, bool)

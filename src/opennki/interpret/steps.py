@@ -268,7 +268,7 @@ def _general(plan: Plan) -> Step:
         lo, hi = box
         full = box == whole
         kw = dict(static)
-        taints: list[tuple[Array, bool]] = []
+        taints: list[tuple[Array, bool | None]] = []
         origin: Loc | None = None
         machine.inside = None
         for n, o in enumerate(plan.inputs):
@@ -294,7 +294,7 @@ def _general(plan: Plan) -> Step:
                     taint = state == shadow.MASKED
                     if where is not None and where.shape == taint.shape:
                         taint &= where
-                    taints.append((taint, n == 1 and family == "matmul"))
+                    taints.append((taint, None if _accumulates(plan, o) else n == 1 and family == "matmul"))
                     origin = machine.origins.get(view.slot, origin)
             if array is None:
                 kw[o.name] = None
@@ -401,10 +401,10 @@ def _refit(o: Operand, shape: tuple[int, ...], lo: tuple[int, ...], hi: tuple[in
 
 def _accumulates(plan: Plan, o: Operand) -> bool:
     """Accumulation into PSUM that was never written starts from zero, as the first matmul of a group overwrites."""
-    return plan.decl.family == "matmul" and o.name == "dst"
+    return plan.decl.family == "matmul" and plan.decl.params[plan.decl.index[o.name]].spec.role == "inout"
 
 
-def _mark(machine: Any, plan: Plan, view: View, part: Any, keep: Array | None, taints: list[tuple[Array, bool]],
+def _mark(machine: Any, plan: Plan, view: View, part: Any, keep: Array | None, taints: list[tuple[Array, bool | None]],
           origin: Loc | None) -> None:
     state = machine.shadows[view.slot]
     shape = tuple(b - a for a, b in zip(*part, strict=True))
