@@ -1,4 +1,4 @@
-"""Fixtures for every test: golden text."""
+"""Fixtures for every test: the target, golden text."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ _owners = {}  # file -> the test and text that it belongs to
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true",
                      help="accept: write what the tests produce to tests/golden instead of comparing")
+
+
+@pytest.fixture(autouse=True)
+def trn1(monkeypatch):
+    """Calls that name no target are for trn1, without the warning about the fallback."""
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn1")
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def user_frame(frame: FrameType | None = None) -> FrameType | None:
             inside = _internal[code] = code.co_filename.startswith(_ROOT)
         if not inside:
             return frame
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from opennki.errors import NkiError, NkiTypeError, NkiValueError
+from opennki.isa import dtypes
 from opennki.isa.scalar import SCALAR
 
 from .bodies import FLOATS, INTS, check, operand, run, same
@@ -45,9 +46,8 @@ def test_elementwise_keeps_bits(dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8"])
 def test_select(dtype):
-    c = np.where(operand((4, 30), dtype, 5) > 1, operand((4, 30), dtype, 5), np.zeros((), dtype="f4")).astype(
-        operand((1, 1), dtype).dtype
-    )
+    c = operand((4, 30), dtype, 5)
+    c[~(dtypes.to_float32(c, dtype) > 1)] = 0
     x, y = operand((4, 30), "float32", 6), operand((4, 30), "float32", 7)
     same(run("select", predicate=c, on_true=x, on_false=y), np.where(c.astype(np.float32) != 0, x, y))
     same(

@@ -105,7 +105,8 @@ def test_million_trips_cost_nothing():
     "for i in R(8):\n    if i > 2 and i < 5:\n        log(1, i)\n    else:\n        log(2, i)",
     "for i in R(8):\n    if i < 2 or i > 5:\n        log(1, i)",
     "for i in R(8):\n    if not i == 0:\n        log(1, i)",
-    "for i in R(6):\n    for j in R(5):\n        if i * 2 >= j + 3:\n            log(1, i, j)\n        elif i == j:\n            log(2, i, j)\n        else:\n            log(3, i, j)",
+    "for i in R(6):\n    for j in R(5):\n        if i * 2 >= j + 3:\n            log(1, i, j)\n"
+    "        elif i == j:\n            log(2, i, j)\n        else:\n            log(3, i, j)",
     "for i in R(9):\n    if i % 2 == 0:\n        log(1, i // 2)\n    else:\n        log(2, i % 3)",
     "for i in R(4):\n    for j in R(i):\n        log(1, i, j)",
     "for i in R(4):\n    for j in R(4):\n        if j == 2:\n            break\n        log(1, i, j)",

@@ -1,8 +1,8 @@
 """Capacity of SBUF and PSUM: the largest sum of tensors that are alive at one point of the program, against what a partition holds.
 
-A tensor lives from its first to its last use in the statement list that it is made in; inner lists add to what is alive around them. Tensors are
-counted after contraction (`interpret.contract`), as the compiler would shrink them too, and in full columns: a tile of fewer partitions
-leaves the rest of its bytes unusable. An estimate: the compiler may reorder. Source of the sizes: `isa.target`.
+A tensor lives from its first to its last use in the statement list that it is made in; inner lists add to what is alive around them.
+Tensors are counted after contraction (`interpret.contract`), as the compiler would shrink them too, and in full columns: a tile of fewer
+partitions leaves the rest of its bytes unusable. An estimate: the compiler may reorder. Source of the sizes: `isa.target`.
 """
 from __future__ import annotations
 

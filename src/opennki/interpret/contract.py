@@ -142,7 +142,7 @@ def _rewrite(body: list[Stmt], plans: dict[Alloc, Contraction], dropped: set[Ins
                 out.append(replace(stmt, results=_operand(stmt.results, plans), operands=_operand(stmt.operands, plans)))
         elif isinstance(stmt, For):
             moved = [p for p in plans.values() if p.home is stmt.var]
-            here: list[Stmt] = [p.new for p in moved] + [p.refill for p in moved if p.refill is not None]
+            here: list[Stmt] = [*(p.new for p in moved), *(p.refill for p in moved if p.refill is not None)]
             out.append(replace(stmt, body=here + _rewrite(stmt.body, plans, dropped)))
         elif isinstance(stmt, If):
             out.append(replace(stmt, then=_rewrite(stmt.then, plans, dropped), orelse=_rewrite(stmt.orelse, plans, dropped)))

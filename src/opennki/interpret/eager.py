@@ -16,7 +16,7 @@ from opennki.interpret.simulate import Checks, check_written, commit, dtypes_pub
 from opennki.interpret.steps import Plan, compile_step
 from opennki.interpret.views import Layout, View
 from opennki.ir.affine import Var
-from opennki.ir.build import activate, deactivate
+from opennki.ir.build import activate, current, deactivate
 from opennki.ir.nodes import Alloc, Instr, Kernel
 from opennki.isa import dtypes
 from opennki.isa.declare import ISA
@@ -109,7 +109,7 @@ def run_eager(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options:
         machine.put(alloc, to_memory(array, alloc.dtype, True), None)
     result: Any = None
     for program in product(*(range(n) for n in options.grid)):
-        tracer = new_tracer(options, grid, frozenset(), eager=lambda stmt: machine.statement(stmt, tracer), program=program)
+        tracer = new_tracer(options, grid, frozenset(), eager=lambda stmt: machine.statement(stmt, current()), program=program)
         machine.made.clear()
         tracer.options["values"] = machine.values
         token = activate(tracer)

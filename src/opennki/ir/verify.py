@@ -68,11 +68,12 @@ def _bind(decl: Instruction, param: Param, words: tuple[str, ...], value: Access
         name = word.rstrip("*")
         if name.isdigit():
             if size != int(name) and param.spec.shape_code:
-                raise make(param.spec.shape_code, f"{decl.name}: {param.name} is {value.dtype} of shape {shape}, expected [{', '.join(words)}]",
+                raise make(param.spec.shape_code,
+                           f"{decl.name}: {param.name} is {value.dtype} of shape {shape}, expected [{', '.join(words)}]",
                            loc=loc, operand=describe(value))
             if size != int(name):
-                raise NkiValueError(f"{decl.name}: {param.name} has shape {shape}, expected {name} "
-                                    + ("partition" if word is words[0] else "element") + ("s per partition" if word is not words[0] else "s"),
+                unit = "partitions" if word is words[0] else "elements per partition"
+                raise NkiValueError(f"{decl.name}: {param.name} has shape {shape}, expected {name} {unit}",
                                     loc=loc, operand=describe(value), rule=f"{param.name} has the form [{', '.join(words)}]")
             continue
         bound = dims.setdefault(name, size)

@@ -76,17 +76,17 @@ def _tile(role: str, dims: str, spaces: tuple[str, ...], dtypes: Any, options: d
     return Tile(role, tuple(dims.split()), spaces, kinds, **options)
 
 
-def In(dims: str, spaces: tuple[str, ...] = ON_CHIP, dtypes: Any = NUMERIC, **options: Any) -> Tile:  # noqa: N802
+def In(dims: str, spaces: tuple[str, ...] = ON_CHIP, dtypes: Any = NUMERIC, **options: Any) -> Tile:
     """A tile that the instruction reads."""
     return _tile("in", dims, spaces, dtypes, options)
 
 
-def Out(dims: str, spaces: tuple[str, ...] = ON_CHIP, dtypes: Any = NUMERIC, **options: Any) -> Tile:  # noqa: N802
+def Out(dims: str, spaces: tuple[str, ...] = ON_CHIP, dtypes: Any = NUMERIC, **options: Any) -> Tile:
     """A tile that the instruction overwrites."""
     return _tile("out", dims, spaces, dtypes, options)
 
 
-def InOut(dims: str, spaces: tuple[str, ...] = ON_CHIP, dtypes: Any = NUMERIC, **options: Any) -> Tile:  # noqa: N802
+def InOut(dims: str, spaces: tuple[str, ...] = ON_CHIP, dtypes: Any = NUMERIC, **options: Any) -> Tile:
     """A tile that the instruction reads and writes."""
     return _tile("inout", dims, spaces, dtypes, options)
 
@@ -241,8 +241,9 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
                 raw: bool | Callable[[Any], bool] = False, mask_on: str = "",
                 mask_dims: Mapping[str, tuple[int | None, ...]] | None = None,
                 check: Callable[[Any, Any], None] | None = None,
-                choose_engine: Callable[[Any, Any], str] | None = None, suspends: bool = False, random: bool = False, positional: bool = False,
-                min_generation: int = 2, surface: str = "isa") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+                choose_engine: Callable[[Any, Any], str] | None = None, suspends: bool = False,
+                random: bool = False, positional: bool = False, min_generation: int = 2,
+                surface: str = "isa") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register an annotated NumPy function as an instruction.
 
     `engine` lists the engines that can run it, the default first; `choose_engine(call, target)` picks one when the user does

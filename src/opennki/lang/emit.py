@@ -269,7 +269,8 @@ def _operator(decl: Instruction, what: str, spec: Op, value: Any) -> str | None:
     try:
         resolved = scalar.resolve(value)
     except TypeError as exc:
-        raise NkiTypeError(f"{decl.name}: {what}: {exc}", rule="an operator is a function of nl or the NumPy ufunc of the same meaning") from None
+        raise NkiTypeError(f"{decl.name}: {what}: {exc}",
+                           rule="an operator is a function of nl or the NumPy ufunc of the same meaning") from None
     return resolved
 
 
@@ -388,10 +389,11 @@ def redirect(source: Tensor, into: Tensor) -> bool:
     access, target = source.access, into.access
     if instr is not None and instr.op == "dma_copy":
         return _redirect_load(builder, instr, source, into)
-    if instr is None or len(instr.results) != 1 or instr.results[0] is not access and not (
-            instr.results[0].alloc is access.alloc and access.is_whole):
+    if instr is None or len(instr.results) != 1:
         return False
     made = instr.results[0]
+    if made is not access and not (made.alloc is access.alloc and access.is_whole):
+        return False
     decl = ISA[instr.op]
     spec = decl.results[0]
     same_dtype = made.dtype == target.dtype or (made.dtype == "float32" and not decl.raw(call_view(decl, instr.operands, instr.engine)))

@@ -248,7 +248,8 @@ class Index:
         return Index(self.base, tuple(0 if n == 1 else next(source)[0] for n in dims), dims)
 
     def __iter__(self) -> Iterator[Any]:
-        raise NkiTypeError("an index expression is iterated over", rule="it stands for all elements at once", fix="loop over nl.affine_range or range")
+        raise NkiTypeError("an index expression is iterated over", rule="it stands for all elements at once",
+                           fix="loop over nl.affine_range or range")
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise make("err_cannot_assign_to_index", "assignment to an element of an index expression")

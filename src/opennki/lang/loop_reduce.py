@@ -91,7 +91,8 @@ def loop_reduce(x: Any, op: Any, loop_indices: Any, dtype: Any = None, mask: Any
     try:
         name = scalar.resolve(op)
     except TypeError as exc:
-        raise NkiTypeError(f"nl.loop_reduce: {exc}", rule="an operator is a function of nl or the NumPy ufunc of the same meaning") from None
+        raise NkiTypeError(f"nl.loop_reduce: {exc}",
+                           rule="an operator is a function of nl or the NumPy ufunc of the same meaning") from None
     loops = tuple(loop_indices) if isinstance(loop_indices, (list, tuple)) else (loop_indices,)
     for value in loops:
         if not (isinstance(value, int) or (isinstance(value, Index) and not value.shape)):

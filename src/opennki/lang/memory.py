@@ -93,4 +93,5 @@ def buffer_of(value: Any) -> Buffer:
         return value
     if isinstance(value, str) and value in BUFFERS:
         return BUFFERS[value]
-    raise NkiTypeError(f"buffer={value!r}", rule="a buffer is nl.sbuf, nl.psum, nl.hbm, nl.private_hbm, nl.shared_hbm, or a placement of ncc.sbuf / ncc.psum")
+    raise NkiTypeError(f"buffer={value!r}",
+                       rule="a buffer is nl.sbuf, nl.psum, nl.hbm, nl.private_hbm, nl.shared_hbm, or a placement of ncc.sbuf / ncc.psum")

@@ -60,7 +60,7 @@ def joint_shape(x: tuple[int, ...], y: tuple[int, ...], what: str) -> tuple[int,
     except ValueError:
         pass
     short, long = sorted((x, y), key=len)
-    if len(short) < len(long) and short[0] in (1, long[0]) or long[0] == 1:
+    if (len(short) < len(long) and short[0] in (1, long[0])) or long[0] == 1:
         padded = (short[0],) + (1,) * (len(long) - len(short)) + short[1:]
         try:
             return broadcast_shapes(padded, long)
@@ -95,7 +95,8 @@ def broadcast_tile(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 def assign(into: Tensor, value: Any) -> None:
     """`into[...] = value`: write in place, broadcasting the value up."""
     if isinstance(value, DynamicIndex):
-        raise NkiTypeError("an index expression is assigned to a tensor", rule="a tensor is assigned a tile or a number", fix="make its values with nisa.iota")
+        raise NkiTypeError("an index expression is assigned to a tensor", rule="a tensor is assigned a tile or a number",
+                           fix="make its values with nisa.iota")
     builder = current()
     if isinstance(value, Index) and value.shape:
         value = call("iota", (value,), {"dtype": into.dtype})
@@ -325,7 +326,8 @@ for _symbol, _op in (("add", "add"), ("sub", "subtract"), ("mul", "multiply"), (
     setattr(Tensor, f"__{_symbol}__", _operator(_op))
     setattr(Tensor, f"__r{_symbol}__", _operator(_op, swapped=True))
     setattr(Tensor, f"__i{_symbol}__", _inplace(_op))
-for _symbol, _op in (("eq", "equal"), ("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"), ("gt", "greater"), ("ge", "greater_equal")):
+for _symbol, _op in (("eq", "equal"), ("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"), ("gt", "greater"),
+                     ("ge", "greater_equal")):
     setattr(Tensor, f"__{_symbol}__", _operator(_op))
 Tensor.__neg__ = lambda self: elementwise("multiply", self, -1 if dtypes.is_integer(self.access.dtype) else -1.0)  # type: ignore[attr-defined, operator]
 Tensor.__invert__ = lambda self: unary("invert", self)  # type: ignore[attr-defined, operator]

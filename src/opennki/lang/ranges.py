@@ -15,7 +15,8 @@ def arange(*args: Any) -> Index:
     Shape (n,): add dimensions with `[:, None]` before indexing a tensor (err_1d_arange_not_supported).
     """
     if not 1 <= len(args) <= 3:
-        raise NkiTypeError(f"nl.arange takes 1 to 3 arguments, not {len(args)}", rule="nl.arange(stop), (start, stop) or (start, stop, step)")
+        raise NkiTypeError(f"nl.arange takes 1 to 3 arguments, not {len(args)}",
+                           rule="nl.arange(stop), (start, stop) or (start, stop, step)")
     start, stop, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
     return _span(start, stop, step, "nl.arange")
 

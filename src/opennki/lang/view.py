@@ -148,7 +148,8 @@ def linear(access: Access) -> Access:
     step = 1
     for dim, size in zip(reversed(access.dims), reversed(view), strict=True):
         if dim.dyn is not None:
-            raise NkiValueError("a tile with runtime indices cannot be reshaped", rule="a reshape keeps one affine access", fix="load it into a tile first")
+            raise NkiValueError("a tile with runtime indices cannot be reshaped", rule="a reshape keeps one affine access",
+                                fix="load it into a tile first")
         base = base.add(dim.base.scale(step))
         for j, s in enumerate(dim.strides):
             strides[j] += s * step

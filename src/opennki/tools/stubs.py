@@ -30,6 +30,8 @@ _OWN = frozenset(
         "Any",
         "Callable",
         "FUNCTIONS",
+        "Grid",
+        "Index",
         "TracebackType",
         "check_extra",
         "missing",
@@ -178,7 +180,7 @@ def stub(name: str) -> str:
         ("SpmdDim", "opennki.lang.loops"),
         ("nc_version", "opennki.isa.target"),
         ("Index", "opennki.lang.index"),
-        ("Grid", "opennki.lang.index"),
+        ("Grid", "opennki.lang.ranges"),
         ("Mask", "opennki.lang.index"),
         ("ParDim", "opennki.lang.create"),
     ):

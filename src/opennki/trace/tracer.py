@@ -80,7 +80,7 @@ class Tracer(Builder):
         self.abort: Retrace | None = None
         self._calls: dict[Any, int] = {}
 
-    # ---- scopes ---------------------------------------------------------------------------------------------------------------------
+    # ---- scopes --------------------------------------------------------------------------------------------------------------
     def push(self, record: Record, replay: list[bool]) -> Scope:
         """Open a pass."""
         scope = Scope(record, replay, self.ranges, self.guarded)
@@ -111,7 +111,7 @@ class Tracer(Builder):
         if self.abort is not None:
             raise self.abort
 
-    # ---- statements -------------------------------------------------------------------------------------------------------------------
+    # ---- statements ----------------------------------------------------------------------------------------------------------
     def alloc(self, shape: tuple[int, ...], dtype: str, space: str, *, name: str = "", kind: str = "local", pdim: int = 0,
               placement: Any = None, loc: int | None = None, temporary: bool = False) -> Alloc:
         """Make a tensor; the same place in another pass over the scope gives the same tensor."""
@@ -152,7 +152,7 @@ class Tracer(Builder):
         record = self.home.get(alloc.id)
         return record is None or record.open
 
-    # ---- conditions -------------------------------------------------------------------------------------------------------------------
+    # ---- conditions ----------------------------------------------------------------------------------------------------------
     def decide(self, pred: Pred) -> bool:
         """Truth of a scalar predicate: by intervals, by what the path already took, else take a side and record it."""
         self.check_abort()
@@ -205,7 +205,7 @@ class Tracer(Builder):
                 return value
         return hi
 
-    # ---- loops ----------------------------------------------------------------------------------------------------------------------------
+    # ---- loops ---------------------------------------------------------------------------------------------------------------
     def loop(self, kind: str, start: int, stop: int, step: int, directives: tuple[str, ...]) -> Iterator[Any]:
         """Iterator over a range: symbolic, or of Python ints where the loop is unrolled."""
         self.check_abort()
@@ -218,7 +218,7 @@ class Tracer(Builder):
             return iter(range(start, start + trips * step, step))
         return Loop(self, kind, start, step, trips, directives, frame, site)
 
-    # ---- do-while ---------------------------------------------------------------------------------------------------------------------------
+    # ---- do-while ------------------------------------------------------------------------------------------------------------
     def while_test(self, entered: bool, cond: Access | None) -> bool:
         """The test of `while scalar:`: opens the loop the first time, closes it the second."""
         frame = user_frame()
@@ -245,7 +245,7 @@ class Tracer(Builder):
         self.push(record, [])
         return True
 
-    # ---- whole kernels ------------------------------------------------------------------------------------------------------------------------
+    # ---- whole kernels -------------------------------------------------------------------------------------------------------
     def run(self, body: Callable[[], Any]) -> tuple[list[Any], list[Any]]:
         """Run the kernel function once per path; returns the merged statements and the value of each path."""
         record = Record("kernel")

@@ -21,15 +21,13 @@ from numpy import uint8 as uint8
 from opennki.lang.data import TileSize
 from opennki.lang.data import bfp16 as bfp16
 from opennki.lang.data import fp32 as fp32
-from opennki.lang.index import Grid
 from opennki.lang.index import Index
-from opennki.lang.index import Index as Index
 from opennki.lang.loops import LoopRange
 from opennki.lang.loops import NC
 from opennki.lang.loops import SpmdDim
 from opennki.lang.memory import Buffer
 from opennki.lang.memory import OnChip
-from opennki.lang.ranges import Grid as Grid
+from opennki.lang.ranges import Grid
 from opennki.lang.ranges import _MGrid
 from opennki.lang.ranges import ds as ds
 from opennki.lang.tensor import Tensor
