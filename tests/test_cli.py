@@ -163,6 +163,16 @@ def test_trace_prints_ir_that_names_the_target(script):
     )
 
 
+def test_trace_keeps_what_the_script_prints_out_of_the_ir(tmp_path):
+    (tmp_path / "loud.py").write_text(
+        "import neuronxcc.nki.language as nl\nprint('hello')\n"
+        "def copy(x):\n    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)\n"
+        "    nl.store(out, nl.load(x))\n    return out\n"
+    )
+    status, out, err = opennki("trace", f"{tmp_path}/loud.py:copy", "--args", "8x8:float32")
+    assert status == 0 and out.startswith("opennki_ir = 1\n") and err == "hello\n"
+
+
 def test_trace_with_a_grid_locations_and_named_arguments(script):
     status, out, _ = opennki(
         "trace",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -137,7 +138,9 @@ def trace(
         raise _fail(f"there is no file {path}")
     try:
         positional, named = parse_arguments([*_split(args), *(arg or [])])
-        print(_text(load(path, attribute), positional, named, target, grid, locations), end="")
+        with contextlib.redirect_stdout(sys.stderr):  # what the script prints is not part of the IR
+            loaded = load(path, attribute)
+        print(_text(loaded, positional, named, target, grid, locations), end="")
     except LookupError as exc:
         if type(exc) is not LookupError:
             report(exc, sys.stderr)

@@ -157,7 +157,7 @@ class _Loader(Loader):
 def _missing_in(package: str) -> Callable[[str], Any]:
     from opennki.dialects.neuronxcc._missing import missing
 
-    return missing(package)
+    return missing(package, ())
 
 
 def _elsewhere(name: str, path: Sequence[str] | None, skip: tuple[MetaPathFinder, ...]) -> ModuleSpec | None:

@@ -92,6 +92,14 @@ def test_unknown_names_of_every_module_say_so():
             module.__nothing__
 
 
+def test_a_misspelt_name_is_offered_the_right_one():
+    with pytest.raises(NkiNotYet, match=r"did you mean affine_range"):
+        nl.affine_rnage
+    with pytest.raises(NkiNotYet) as caught:
+        nl.nothing_like_it
+    assert "did you mean" not in str(caught.value)
+
+
 def test_the_package_has_the_entry_points():
     for name in (
         "jit",

@@ -228,6 +228,16 @@ def numpy_operand(x):
     return nl.add(nl.load(x), A)  # HERE
 
 
+@invalid("", "NumPy array", "nl.shared_constant", kind=TypeError)
+def numpy_operand_of_an_operator(x):
+    return nl.load(x) * A  # HERE
+
+
+@invalid("", "NumPy array", "nl.shared_constant", kind=TypeError)
+def numpy_operand_on_the_left(x):
+    return A - nl.load(x)  # HERE
+
+
 @invalid("", "ndarray", "argument", kind=TypeError)
 def numpy_array_loaded(x):
     return nl.load(A)  # HERE

@@ -307,6 +307,8 @@ def _operator(op: str, swapped: bool = False) -> Any:
             return DynamicIndex(self, other)
         if op == "add" and isinstance(other, DynamicIndex):
             return NotImplemented
+        if isinstance(other, np.ndarray) and other.ndim:
+            need_tile(other, f"an operand of nl.{op}")
         if not isinstance(other, Tensor) and not is_number(other):
             return NotImplemented
         x, y = (other, self) if swapped else (self, other)
