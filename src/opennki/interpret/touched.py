@@ -39,7 +39,10 @@ def wrote(machine: Any, view: View, slot: int, suspect: Any, part: Any, keep: Ar
         clash = clash & keep
     if clash.any():
         same = changed is not None and not (clash & changed).any()
-        machine.report("repeated" if same else suspect.kind, machine.tape.dependency(suspect))
+        error = machine.tape.dependency(suspect)
+        if same:
+            error.message += ", with the same values"
+        machine.report("repeated" if same else suspect.kind, error)
     if where is not None:
         writers[where] = me
     elif keep is None:

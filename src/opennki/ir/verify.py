@@ -50,7 +50,8 @@ def _check_tile(decl: Instruction, param: Param, spec: Tile, value: Any, dims: d
     if value.dtype not in spec.dtypes:
         raise NkiTypeError(f"{what} is {value.dtype}", loc=loc, operand=describe(value),
                            rule=f"{param.name} is one of {', '.join(sorted(spec.dtypes))}",
-                           fix="convert the array before the call, with .astype(np.float32) or np.int32" if value.dtype in _WIDE else "")
+                           fix="convert the array before the call, with .astype(np.float32) or np.int32" if value.dtype in _WIDE
+                           else "convert the tile with nl.copy(tile, dtype=...)" if value.alloc.on_chip else "")
     if not spec.indirect and any(True for _ in value.dynamic()):
         raise make("err_indirect_indices_are_not_supported_with_nki_api", f"{what} has a runtime index", loc=loc,
                    operand=describe(value), fix="" if value.space == "hbm" else "copy it with nisa.tensor_copy_dynamic_src first")
