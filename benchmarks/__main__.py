@@ -1,0 +1,25 @@
+"""All benchmarks: `python -m benchmarks [trace] [interpreter]` (what `make bench` runs); each in a process of its own."""
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+NAMES = ("trace", "interpreter")
+
+
+def main(names: list[str]) -> int:
+    """Run the benchmarks with these names, all by default; the exit status is that of the last one that failed."""
+    unknown = set(names) - set(NAMES)
+    if unknown:
+        print(f"usage: python -m benchmarks [{'] ['.join(NAMES)}]", file=sys.stderr)
+        return 2
+    status = 0
+    for name in names or NAMES:
+        print(f"== {name}", flush=True)
+        status = subprocess.run([sys.executable, str(Path(__file__).with_name(f"{name}.py"))], check=False).returncode or status
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
