@@ -93,8 +93,8 @@ def test_names_that_public_kernels_import_exist():
 MISSING = {
     "import neuronxcc.nki._private_kernels": "neuronxcc.nki._private_kernels",
     "from neuronxcc.nki._private_kernels.qkv import rmsnorm_qkv_isa_kernel": "neuronxcc.nki._private_kernels",
-    "from neuronxcc.nki.compiler.backends.neuron.tensor import local_tile": ""
-    "neuronxcc.nki.compiler.backends.neuron.tensor",
+    "from neuronxcc.nki.compiler.backends.neuron.schedule import Schedule": ""
+    "neuronxcc.nki.compiler.backends.neuron.schedule",
     "from neuronxcc.nki.language import no_such_name": "neuronxcc.nki.language.no_such_name",
     "from neuronxcc.nki.isa.constants import no_such_name": "neuronxcc.nki.isa.constants.no_such_name",
     "from neuronxcc.nki import no_such_name": "neuronxcc.nki.no_such_name",

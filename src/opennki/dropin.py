@@ -45,6 +45,8 @@ MODULES: dict[str, str] = {
     f"{_NKI}.compiler.backends": "",
     f"{_NKI}.compiler.backends.neuron": "",
     f"{_NKI}.compiler.backends.neuron.dimensions": f"{_HERE}.dimensions",
+    f"{_NKI}.compiler.backends.neuron.indexing": f"{_HERE}.backend_types",
+    f"{_NKI}.compiler.backends.neuron.tensor": f"{_HERE}.backend_types",
     f"{_NKI}.compile": f"{_HERE}.compile",
     f"{_NKI}.nccl": f"{_HERE}.nccl",
     f"{_NKI}.nccl.collectives": f"{_HERE}.nccl",

@@ -9,7 +9,7 @@ from tests.errors.harness import SMALL, A, Invalid, check_report, failure
 from opennki import jit, simulate_kernel, trace
 from opennki.dialects.neuronxcc import language as nl
 from opennki.dialects.neuronxcc import typing as nt
-from opennki.errors import NkiError
+from opennki.errors import NkiWarning, NkiError
 
 invalid = Invalid()
 
@@ -156,7 +156,7 @@ def test_several_cores_need_trn2(grid):
 
 
 @pytest.mark.parametrize(("grid", "kind", "word"), [
-    (0, ValueError, "at least 1"), ((2, -1), ValueError, "at least 1"), (1.5, TypeError, "integers"), ("2", TypeError, "integers"),
+    ((2, -1), ValueError, "at least 1"), (1.5, TypeError, "integers"), ("2", TypeError, "integers"),
     (True, TypeError, "integers"), (None, TypeError, "integers")], ids=str)
 def test_grids_that_are_none(grid, kind, word):
     def subscript():
@@ -164,6 +164,17 @@ def test_grids_that_are_none(grid, kind, word):
     with pytest.raises(kind) as caught:
         subscript()
     check_report(caught.value, subscript, "", (word, "launch grid"))
+
+
+def test_grid_zero_is_one_program():
+    """Published kernels launch with [0]."""
+    def kernel(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        p = nl.program_id(0)
+        nl.store(out[nl.ds(p * 128, 128)], nl.load(x[nl.ds(p * 128, 128)]))
+        return out
+    with pytest.warns(NkiWarning, match="one program"):
+        np.testing.assert_array_equal(jit(kernel, mode="simulation", platform_target="trn1")[0](A), A)
 
 
 @pytest.mark.parametrize("cores", [0, -2])

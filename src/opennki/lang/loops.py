@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from opennki.errors import NkiTypeError, NkiValueError, make
+from opennki.errors import NkiTypeError, NkiValueError, make, warn
 from opennki.ir.affine import variable
 from opennki.ir.build import current
 from opennki.lang.index import Index
@@ -147,7 +147,12 @@ def normalise_grid(grid: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if not isinstance(d, SpmdDim):
             if isinstance(d, bool) or not hasattr(d, "__index__"):
                 raise NkiTypeError(f"launch grid {grid!r}", rule="a grid is made of integers, nl.nc and nl.spmd_dim")
-            d = SpmdDim((operator.index(d),))
+            n = operator.index(d)
+            if n == 0:
+                # published kernels launch with [0] and mean one program
+                warn(NkiValueError(f"launch grid {grid!r} runs one program", rule="each dimension of a grid is at least 1", fix="write 1"))
+                n = 1
+            d = SpmdDim((n,))
         if d.size < 1:
             raise NkiValueError(f"launch grid {grid!r}", rule="each dimension of a grid is at least 1")
         parts.append(d)
