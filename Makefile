@@ -14,11 +14,11 @@ TORCH ?= torch==2.13.0
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types stubs bench clean
+.PHONY: help setup demo test lint format types stubs bench mutate clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
-	@echo "make lint | types | stubs | bench | format | clean"
+	@echo "make lint | types | stubs | bench | mutate | format | clean"
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -62,6 +62,10 @@ stubs: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(PY) -m benchmarks
+
+# A sample of the mutants; scripts/mutate.py --help tells how to run all of them.
+mutate: $(VENV)/.installed $(VENV)/.torch
+	$(PY) scripts/mutate.py --limit 10
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -70,7 +70,7 @@ def test_bool_array():
 VIEWS = {
     "transposed": SMALL.T, "fortran": np.asfortranarray(SMALL), "stepped": np.arange(48, dtype=np.float32).reshape(6, 8)[::2, ::2],
     "reversed": SMALL[::-1, ::-1], "broadcast": np.broadcast_to(np.float32([1, 2, 3]), (4, 3)),
-    "big endian": SMALL.astype(">f4"), "matrix": np.asmatrix(SMALL), "masked": np.ma.masked_array(SMALL, SMALL > 3),
+    "big endian": SMALL.astype(">f4"), "matrix": SMALL.view(np.matrix), "masked": np.ma.masked_array(SMALL, SMALL > 3),
     "read-only": np.frombuffer(SMALL.tobytes(), np.float32).reshape(3, 4),
     "unaligned": np.frombuffer(b"\0" + SMALL.tobytes(), np.uint8)[1:].view(np.float32).reshape(3, 4),
 }
