@@ -83,10 +83,16 @@ def ops(
     ] = None,
     surface: Annotated[str, typer.Option(help="isa, language, internal or all")] = "all",
     scalar: Annotated[bool, typer.Option("--scalar", help="List the scalar functions instead.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print all of it as one Markdown page.")] = False,
 ) -> None:
     """List the instructions, or show one: signature, engines, operands, limits, cost, meaning."""
     from opennki.tools import reference
 
+    if markdown:
+        from opennki.tools.reference_page import page
+
+        print(page(), end="")
+        return
     console = reference.console()
     if name is None:
         if surface not in ("all", *reference.HOMES):
