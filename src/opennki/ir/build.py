@@ -74,6 +74,7 @@ class Builder:
         self._constant_index: dict[Any, Alloc] = {}
         self._registers: dict[str, Alloc] = {}
         self.forwarded: dict[int, Forwarded] = {}
+        self.temporaries: set[int] = set()
         self.writes: dict[int, int] = {}
         self.turned: set[int] = set()  # results of transposes, which the compiler keeps where their user reads them
         self.has_collectives = False

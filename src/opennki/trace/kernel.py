@@ -15,7 +15,8 @@ import numpy as np
 from opennki.errors import Loc, NkiError, NkiTypeError, NkiValueError, make
 from opennki.ir.affine import Var
 from opennki.ir.build import activate, deactivate
-from opennki.ir.nodes import Access, Alloc, Kernel
+from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, Instr, Kernel, Stmt, statements
+from opennki.ir.verify import accesses
 from opennki.isa import dtypes
 from opennki.isa.target import MULTI_CORE_TARGETS, Target
 from opennki.lang.tensor import Tensor
@@ -167,11 +168,32 @@ def new_tracer(options: Options, grid: tuple[Var, ...], unrolled: frozenset[Any]
 
 def _finish(tracer: Tracer, params: _Params, name: str, options: Options, body: list[Any], values: list[Any]) -> Kernel:
     outputs, returns = collect_outputs(tracer, values)
+    body = without_unused(body, outputs, tracer.temporaries)
     kernel = Kernel(name, params.allocs, body, outputs, tracer.grid, options.cores, options.target_name, dict(tracer.constants),
                     list(tracer.constant_allocs), [p for p in params.allocs if p.id in tracer.writes], tracer.locs,
                     tracer.has_collectives, returns)
     check_outputs(tracer, params.allocs, params.mutable, kernel, options)
     return kernel
+
+
+def without_unused(body: list[Stmt], outputs: list[Access], temporaries: set[int]) -> list[Stmt]:
+    """The statements without temporaries that nothing uses, because their maker was made to write elsewhere."""
+    used = {o.alloc for o in outputs}
+    for stmt in statements(body):
+        if isinstance(stmt, Instr):
+            used.update([a.alloc for a, _, _ in accesses(stmt)])
+        elif isinstance(stmt, DoWhile) and stmt.cond is not None:
+            used.add(stmt.cond.alloc)
+
+    def keep(stmts: list[Stmt]) -> list[Stmt]:
+        out = [s for s in stmts if not isinstance(s, Alloc) or s in used or s.id not in temporaries]
+        for s in out:
+            if isinstance(s, (For, DoWhile)):
+                s.body = keep(s.body)
+            elif isinstance(s, If):
+                s.then, s.orelse = keep(s.then), keep(s.orelse)
+        return out
+    return keep(body)
 
 
 def collect_outputs(tracer: Tracer, values: list[Any]) -> tuple[list[Access], Any]:

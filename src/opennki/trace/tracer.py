@@ -126,6 +126,8 @@ class Tracer(Builder):
         record = self.scopes[-1].record
         record.allocs[made.id] = made
         self.home[made.id] = record
+        if temporary:
+            self.temporaries.add(made.id)
         if self.eager is not None:
             self.eager(made)
         return made
