@@ -71,6 +71,7 @@ def _scan(body: list[Stmt], proven: set[Alloc]) -> None:
         elif isinstance(stmt, If):
             _scan(stmt.then, proven)
             _scan(stmt.orelse, proven)
+    proven |= wanted  # no statement reads them before it has written them itself, as where all of it is under one branch
 
 
 Effects = tuple[set[Alloc], set[Alloc], set[Alloc]]
@@ -115,7 +116,8 @@ def _sequence(body: list[Stmt], loops: tuple[For, ...], wanted: set[Alloc]) -> E
                 if _key(access) not in written.get(alloc, ()):
                     reads.add(alloc)
             elif is_written and not stmt.mask:
-                written.setdefault(alloc, set()).add(_key(access))
+                if all(d.dyn is None for d in access.dims):
+                    written.setdefault(alloc, set()).add(_key(access))
                 if access.is_whole:
                     now.add(alloc)
                 elif covers_all(access, loops):
