@@ -110,7 +110,7 @@ def test_what_transposes_accept():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_fma_sums_in_order(count, dtype):
     srcs = [operand((4, 30), dtype, i) for i in range(count)]
-    scales = [1.0, -0.5, 3.0, 0.0, 0.1, 2.0, 1.0, -1.0][:count]
+    scales = [0.7, -0.5, 3.0, 0.0, 0.1, 2.0, 1.0, -1.0][:count]
     with np.errstate(all="ignore"):
         want = srcs[0].astype(np.float32) * np.float32(scales[0])
         for s, f in zip(srcs[1:], scales[1:]):

@@ -191,6 +191,11 @@ def test_mask_leaves_elements_out(op, dtype):
             np.testing.assert_allclose(np.float64(got[0, a, b]), np.float64(want), rtol=1e-5, atol=1e-5)
 
 
+def test_a_masked_sum_keeps_the_sign_of_zero():
+    data, mask = np.full((3, 2), -0.0, np.float32), np.array([[True, True], [False, True], [False, False]])
+    same(run("tensor_partition_reduce", op="add", data=data, mask=mask), np.full((1, 2), -0.0, np.float32))
+
+
 def test_partition_reduce_of_float_bits_is_refused():
     check("tensor_partition_reduce", op="bitwise_or", data=((4, 4), "int32"))
     check("tensor_partition_reduce", op="add", data=((4, 4), "float32"))

@@ -185,6 +185,13 @@ def test_masked_elements_count_as_the_identity(op, fold):
     np.testing.assert_allclose(regs[:, 0], want, rtol=1e-6)
 
 
+def test_a_masked_sum_keeps_the_sign_of_zero():
+    mask = np.array([[True, False, False], [True, True, False]])
+    regs = se.activation("copy", np.full((2, 3), -0.0, np.float32), reduce_op="add", reduce_cmd=reduce_cmd.reset_reduce, mask=mask,
+                         regs=np.zeros((2, 1), np.float32))[2]
+    assert np.signbit(regs).all()
+
+
 def test_layout_changes_no_bit():
     data = operand((64, 6, 50), special=False)
     res = np.zeros((64, 1, 1), np.float32)

@@ -374,7 +374,9 @@ def test_tensor_copy_predicated_refuses():
                                                                                       2**31 - 1),
     (4294967295, "uint32", 4294967295), (-1, "uint8", 0), (2.5, "int8", 2), (float("nan"), "int16", 0),
     (float("-inf"), "float16", -np.inf), (True, "uint8", 1), (np.float32(0.1), "float32", F32(0.1)),
-    (np.int32(-5), "int32", -5), (1e300, "float32", np.inf), (10**30, "int32", 2**31 - 1)])
+    (np.int32(-5), "int32", -5), (1e300, "float32", np.inf), (10**30, "int32", 2**31 - 1),
+    (-10**30, "int32", -2**31), (10**30, "float32", F32(1e30)), (-10**400, "float32", -np.inf),
+    (2**63, "float32", F32(2**63)), (-2**63, "float32", -F32(2**63)), (-2**63, "int32", -2**31)])
 def test_memset(value, kind, stored):
     got = v.memset((4, 2, 3), value, kind)
     assert got.shape == (4, 2, 3)

@@ -191,7 +191,7 @@ def tensor_partition_reduce(op: T[str, Op(_PARTITION_OPS)], data: T[Array, In("P
     """
     if mask is not None:
         # bitwise_and: all ones, the identity at every width
-        neutral = -1 if op == "bitwise_and" else SCALAR[op].identity or 0
+        neutral = -1 if op == "bitwise_and" else SCALAR[op].identity
         data = np.where(mask, data, np.asarray(neutral).astype(data.dtype))
     if op in _BITWISE:
         fold = np.bitwise_or if op == "bitwise_or" else np.bitwise_and

@@ -150,9 +150,7 @@ def select(
     """
     chosen = predicate != 0
     values = [
-        np.asarray(v, np.int64)
-        if isinstance(v, (int, np.integer)) and not isinstance(v, np.ndarray)
-        else np.asarray(v)
+        np.asarray(v, np.int64) if isinstance(v, (int, np.integer)) else np.asarray(v)
         for v in (on_true, on_false)
     ]
     return np.where(chosen, *values)

@@ -100,8 +100,8 @@ def _accumulate(op: str | None, x: Array, regs: Array, mask: Array | None, comma
         total = np.zeros_like(regs)
     else:
         if mask is not None:
-            x = np.where(mask, x, np.float32(SCALAR[op].identity or 0))
-        total = reduce_free(x, op, axes, keepdims=True).reshape(regs.shape)
+            x = np.where(mask, x, np.float32(SCALAR[op].identity))
+        total = reduce_free(x, op, axes).reshape(regs.shape)
         if command == cmd.reduce:
             total = SCALAR[op].raw(regs, total)
     return total if rows is None else np.where(rows, total, regs)
