@@ -84,6 +84,7 @@ def main():
     args = parser.parse_args()
 
     from rich.console import Console
+    from rich.progress import Progress
     from rich.table import Table
 
     from opennki.ir.print import to_text
@@ -102,8 +103,10 @@ def main():
     console.print(f"traced in {traced * 1e3:.0f} ms, IR text in {args.ir}")
 
     start = time.perf_counter()
-    with console.status("simulating with all checks on ..."):
-        result = nki.simulate_kernel(flash_attention, q, k, v)
+    with Progress(*Progress.get_default_columns(), console=console, transient=True) as bar:
+        task = bar.add_task("simulating with all checks on", total=None)
+        result = nki.simulate_kernel(flash_attention, q, k, v,
+                                     progress=lambda done, total: bar.update(task, completed=done, total=total))
     simulated = time.perf_counter() - start
     console.print(f"simulated in {simulated:.2f} s")
     with console.status("float64 reference ..."):

@@ -84,3 +84,22 @@ def test_all_reduce_over_one_axis(op, reduce):
 def test_no_builder_is_left_behind():
     with pytest.raises(NkiError, match="outside of a kernel"):
         current()
+
+
+def test_progress_counts_programs_or_outermost_iterations():
+    def kernel(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        p, n = nl.program_id(0), nl.num_programs(0)
+        for i in nl.affine_range(6 // n):
+            for j in nl.affine_range(2):
+                rows = nl.ds((p * (6 // n) + i) * 2 + j, 1)
+                nl.store(out[rows], nl.load(x[rows]))
+        return out
+    x = np.arange(48, dtype=np.float32).reshape(12, 4)
+    seen = []
+    jitted = nki.jit(kernel, mode="simulation", platform_target="trn1")
+    nki.simulate_kernel(jitted, x, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(n, 6) for n in range(1, 7)]
+    seen.clear()
+    nki.simulate_kernel(jitted[3], x, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]

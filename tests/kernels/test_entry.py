@@ -309,3 +309,13 @@ def test_an_unknown_target_lists_the_known_ones():
     with pytest.raises(NkiValueError, match="trn9") as caught:
         nki.jit(add, platform_target="trn9")(A, B)
     assert "trn2" in str(caught.value)
+
+
+def test_a_parameter_of_the_kernel_comes_before_an_option_of_the_same_name():
+    def kernel(x, order, checks=1.0):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.add(nl.multiply(nl.load(x), order), checks))
+        return out
+    for jitted in (nki.jit(kernel), nki.jit(kernel, mode="simulation")):
+        np.testing.assert_allclose(nki.simulate_kernel(jitted, A, order=2.0, checks=3.0), A * 2 + 3, rtol=1e-6)
+        np.testing.assert_allclose(jitted(A, order=2.0), A * 2 + 1, rtol=1e-6)

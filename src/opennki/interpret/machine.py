@@ -36,7 +36,7 @@ class Wait:
 class Instance:
     """One program of the grid."""
 
-    __slots__ = ("buffers", "done", "env", "inside", "origins", "out", "owners", "pc", "program", "report", "seed", "shadows", "tape",
+    __slots__ = ("buffers", "done", "env", "inside", "origins", "out", "owners", "pc", "program", "progress", "report", "seed", "shadows", "tape",
                  "trace", "views")
 
     def __init__(self, tape: Tape, program: tuple[int, ...], shared: dict[int, tuple[Any, Any]], seed: int,
@@ -56,6 +56,7 @@ class Instance:
         self.origins: dict[int, Any] = {}
         self.inside: Any = None
         self.owners: dict[Any, Any] = owners if owners is not None else {}
+        self.progress: Callable[[int, int], None] | None = None
         self.pc = 0
         self.done = False
         self.trace: Any = None
@@ -214,8 +215,12 @@ class Tape:
         self._body(loop.body, {**ranges, loop.var: (0, trips - 1)})
         self.loops.pop()
 
+        outermost = len(self.loops) == len(self.kernel.grid)
+
         def end(machine: Instance) -> int | None:
             value = machine.env[slot] + 1
+            if outermost and machine.progress is not None:
+                machine.progress(value, trips)
             if value < trips:
                 machine.env[slot] = value
                 return start

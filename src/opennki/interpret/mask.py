@@ -1,7 +1,6 @@
 """Masks at run time: the box that a mask narrows an instruction to, and the truth values that are left inside it."""
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -87,6 +86,3 @@ def clip(lo: tuple[int, ...], hi: tuple[int, ...], shape: tuple[int, ...], itera
             low.append(lo[k])
             high.append(hi[k])
     return tuple(low), tuple(high)
-
-
-Evaluator = Callable[[Env], int]

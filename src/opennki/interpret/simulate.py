@@ -98,7 +98,8 @@ def simulate(kernel: Kernel, arrays: list[np.ndarray], checks: Checks, *, seed: 
              tape: Tape | None = None, progress: Callable[[int, int], None] | None = None) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Run a kernel. Returns (outputs, new values of the written inputs); the caller's arrays are never touched.
 
-    `order` of the programs of the grid is program (by number), reversed, or shuffle:<seed>. Raises NkiError at the user's line.
+    `progress(done, total)` counts programs, or the iterations of the outermost loops where there is one program. `order` of the programs of the
+    grid is program (by number), reversed, or shuffle:<seed>. Raises NkiError at the user's line.
     """
     for alloc, array in zip(kernel.params, arrays, strict=True):
         if not isinstance(array, np.ndarray):
@@ -128,7 +129,7 @@ def simulate(kernel: Kernel, arrays: list[np.ndarray], checks: Checks, *, seed: 
 
     def step() -> None:
         done[0] += 1
-        if progress is not None:
+        if progress is not None and total > 1:
             progress(done[0], total)
     if _suspends(tape):
         run_all([programs[i] for i in range(total)], numbers, kernel.cores, step)
@@ -137,6 +138,8 @@ def simulate(kernel: Kernel, arrays: list[np.ndarray], checks: Checks, *, seed: 
         last = None  # type: ignore[assignment]
         for number in numbers:
             last = programs.make(number)
+            if total == 1:
+                last.progress = progress
             last.run()
             step()
     outputs = [_result(view, last) for view in tape.outputs]

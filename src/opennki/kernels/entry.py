@@ -51,7 +51,8 @@ def simulate_kernel(kernel: Any, *args: Any, **kwargs: Any) -> Any:
     kernel: jitted, traced or plain, also with a launch grid. Extra keywords of opennki: `checks` ("full" by
     default, "fast", "off", or a dict of error / warn / off by kind), `eager` (run loop bodies concretely, so
     that breakpoint() and print work), `order` of the programs of a grid ("program", "reversed", "shuffle:1"),
-    `dump_file` for device_print. Raises NkiError at the line of the kernel.
+    `dump_file` for device_print, `progress(done, total)` by programs or outermost iterations. A parameter of
+    the kernel with one of these names is the kernel's. Raises NkiError at the line of the kernel.
     """
     if not isinstance(kernel, GenericKernel):
         inner = getattr(kernel, "func", None)

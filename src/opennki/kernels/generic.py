@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from opennki import settings
-from opennki.errors import NkiError, NkiNotYet, NkiTypeError, NkiValueError, make
+from opennki.errors import NkiNotYet, NkiTypeError, NkiValueError, make
 from opennki.interpret import simulate as sim
 from opennki.ir.build import maybe_current
 from opennki.ir.nodes import Kernel
@@ -25,6 +25,10 @@ from opennki.trace.kernel import Options, rebuild, trace_kernel
 
 COMPILE_OPTS = "compile_opts"  # keyword under which a kernel keeps what the decorators of nki.compiler set
 MODES = ("jax", "torchxla", "baremetal", "benchmark", "profile", "simulation", "trace", "auto")
+
+
+# keywords of `simulate` and `nki.simulate_kernel` that are not arguments of the kernel
+RUN_OPTIONS = ("checks", "eager", "order", "dump_file", "progress")
 
 
 class GenericKernel:
@@ -90,7 +94,7 @@ class GenericKernel:
         if self.mode in ("jax", "torchxla"):
             raise NkiNotYet(f"nki.jit(mode={self.mode!r})")
         values, restore = adopt(args, kwargs)
-        return restore(self.simulate(*values[0], **values[1]))
+        return restore(self.execute(*values))
 
     def _inline(self, builder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.grid is not None:
@@ -133,15 +137,23 @@ class GenericKernel:
             self.func, values[0], values[1], self.options(), getattr(self.func, "__name__", "kernel")
         )[0]
 
-    def simulate(
+    def simulate(self, *args: Any, **kwargs: Any) -> Any:
+        """Run on the interpreter. The keywords of `RUN_OPTIONS` are opennki's, unless the kernel has a parameter of that
+        name; all others are arguments of the kernel."""
+        own = inspect.signature(self.func).parameters
+        options = {k: kwargs.pop(k) for k in RUN_OPTIONS if k in kwargs and k not in own}
+        return self.execute(args, kwargs, **options)
+
+    def execute(
         self,
-        *args: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
         checks: Any = None,
         eager: bool | None = None,
         order: str = "program",
         dump_file: Any = None,
         progress: Any = None,
-        **kwargs: Any,
     ) -> Any:
         """Trace for the arguments and run on the interpreter; results as the kernel returns them, written
         inputs updated in place."""
@@ -214,6 +226,3 @@ def _leaves(value: Any) -> Any:
         yield from _leaves(list(value.values()))
     else:
         yield value
-
-
-_ = NkiError
