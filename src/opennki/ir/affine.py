@@ -214,11 +214,6 @@ class Pred:
     def __init__(self, expr: Affine, strides: tuple[int, ...] = ()) -> None:
         self.expr, self.strides = expr, strides
 
-    @property
-    def is_scalar(self) -> bool:
-        """True when no element of a tile is involved."""
-        return not any(self.strides)
-
     def negated(self) -> Pred:
         """The opposite condition (on integers: not e >= 0 is -1 - e >= 0)."""
         return Pred(Affine(-1).add(self.expr, -1), tuple(-s for s in self.strides))

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from opennki.errors import Loc, NkiError, NkiTypeError, NkiValueError, make
-from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, IndexTile, Instr, Kernel, PredTile, Stmt
+from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, Instr, Kernel, Stmt
 from opennki.isa.declare import ISA, Attr, Instruction, Op, Param, Register, Result, Tile
 from opennki.isa.target import Target
 
@@ -217,6 +217,3 @@ def _walk(body: list[Stmt], scope: set[Alloc], kernel: Kernel, target: Target) -
             _walk(stmt.orelse, scope, kernel, target)
         else:
             raise NkiError(f"{type(stmt).__name__} is no statement")
-
-
-_ = (IndexTile, PredTile)

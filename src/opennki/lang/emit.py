@@ -26,19 +26,6 @@ from opennki.lang.ranges import Grid
 from opennki.lang.tensor import Tensor, align
 
 
-class Pending:
-    """What is known of a call before its statement is appended."""
-
-    __slots__ = ("bounds", "dtype", "engine", "extra", "mask", "mask_shape", "operands", "tensors")
-
-    def __init__(self, size: int) -> None:
-        self.operands: list[Any] = [None] * size
-        self.tensors: list[Tensor] = []
-        self.mask: Any = None
-        self.dtype: str | None = None
-        self.engine = ""
-
-
 def bind(decl: Instruction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by parameter name; unknown names of plumbing-free extras are errors."""
     given: dict[str, Any] = {}

@@ -18,7 +18,6 @@ from opennki.lang import view
 from opennki.lang.emit import call, redirect, tile_access
 from opennki.lang.index import Index, broadcast_shapes
 from opennki.lang.tensor import DynamicIndex, Tensor
-from opennki.lang.view import New
 
 _TENSOR_TENSOR = ISA["tensor_tensor"].params[ISA["tensor_tensor"].index["op"]].spec.names
 _TENSOR_SCALAR = ISA["tensor_scalar"].params[ISA["tensor_scalar"].index["op0"]].spec.names
@@ -340,6 +339,3 @@ Tensor.astype = lambda self, dtype: cast(self, dtype)  # type: ignore[attr-defin
 def cast(x: Tensor, dtype: Any) -> Tensor:
     """A copy of a tile in another dtype."""
     return call("tensor_copy", (need_tile(x, "astype"),), {"dtype": dtype})  # type: ignore[no-any-return]
-
-
-_ = New

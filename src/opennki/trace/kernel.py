@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from opennki.errors import Loc, NkiError, NkiTypeError, NkiValueError, make
+from opennki.errors import Loc, NkiTypeError, NkiValueError, make
 from opennki.ir.affine import Var
 from opennki.ir.build import activate, deactivate
 from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, Instr, Kernel, Stmt, statements
@@ -267,6 +267,3 @@ def rebuild(returns: Any, values: list[Any]) -> Any:
     if isinstance(returns, dict):
         return {k: rebuild(v, values) for k, v in returns.items()}
     return returns
-
-
-_ = NkiError
