@@ -277,9 +277,9 @@ def baseline(trees: list[Path], module: str, timeout: float) -> str:
     return ""
 
 
-def survivors(trees: list[Path], mutants: list[Mutant], timeout: float) -> list[Mutant]:
-    """The mutants that the tests do not kill; as many at a time as there are trees."""
-    found, running, todo = [], [], list(reversed(mutants))
+def survivors(trees: list[Path], mutants: list[Mutant], timeout: float) -> tuple[list[Mutant], list[Mutant]]:
+    """The mutants that the tests do not kill, and those that only the time limit kills; as many at a time as there are trees."""
+    found, endless, running, todo = [], [], [], list(reversed(mutants))
     free = list(trees)
     while todo or running:
         while todo and free:
@@ -291,9 +291,9 @@ def survivors(trees: list[Path], mutants: list[Mutant], timeout: float) -> list[
             if status is not None:
                 running.remove(run)
                 free.append(run.tree)
-                if status == 0:
-                    found.append(run.mutant)
-    return sorted(found, key=mutants.index)
+                if status in (0, -signal.SIGKILL):
+                    (endless if status else found).append(run.mutant)
+    return sorted(found, key=mutants.index), sorted(endless, key=mutants.index)
 
 
 def main() -> int:
@@ -329,12 +329,14 @@ def main() -> int:
                 print(f"{module}: the tests fail without a mutant\n{output}")
                 failed.append(module)
                 continue
-            alive = survivors(trees, mutants, args.timeout)
+            alive, endless = survivors(trees, mutants, args.timeout)
             killed, total = killed + len(mutants) - len(alive), total + len(mutants)
             print(f"{module:22} {len(mutants) - len(alive):4} of {len(mutants):4} killed, sampled from "
                   f"{len(sources[module].mutants(used))} ({time.monotonic() - start:.0f} s)", flush=True)
             for mutant in alive:
                 print(f"    survived: {mutant}", flush=True)
+            for mutant in endless:
+                print(f"    killed by the time limit: {mutant}", flush=True)
     if total:
         print(f"mutation score {100 * killed / total:.1f} %: {killed} of {total} mutants killed")
     return 1 if failed else 0

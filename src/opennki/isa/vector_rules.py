@@ -33,7 +33,7 @@ def apply(op: str, x: Any, y: Any, reverse: bool = False) -> Array:
             value = np.asarray(function.raw(x))
         else:
             value = np.asarray(function.raw(y, x) if reverse else function.raw(x, y))
-    return value.astype(np.float32) if value.dtype != np.float32 else value
+    return value.astype(np.float32, copy=False)
 
 
 def apply_bits(op: str, x: Array, y: Any, reverse: bool = False) -> Array:
