@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from tests.errors.harness import A, Invalid
 
 from opennki.dialects.neuronxcc import isa as nisa
@@ -236,6 +237,11 @@ def numpy_operand_of_an_operator(x):
 @invalid("", "NumPy array", "nl.shared_constant", kind=TypeError)
 def numpy_operand_on_the_left(x):
     return A - nl.load(x)  # HERE
+
+
+@invalid("", "np.exp", "nl.exp", kind=TypeError)
+def numpy_function_of_a_tile(x):
+    return np.exp(nl.load(x))  # HERE
 
 
 @invalid("", "ndarray", "argument", kind=TypeError)

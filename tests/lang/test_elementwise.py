@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+import opennki.dialects.neuronxcc as nki
 from opennki.dialects.neuronxcc import language as nl
 
 from .harness import BF16, FLOATS, FP16, FP32, INTS, close, fails, ops, run, sample, tiles
@@ -264,3 +265,18 @@ def test_in_place_update_of_an_index_is_one_instruction():
         return _store(t)
     close(run(kernel, x), np.concatenate([x[:, :3], np.full((8, 3), -1, np.float32)], 1))
     assert ops(kernel, x) == ["memset", "dma_copy", "tensor_tensor", "tensor_scalar", "dma_copy"]
+
+
+def test_numpy_numbers_on_either_side_of_an_operator():
+    def kernel(a):
+        t = nl.load(a)
+        results = [np.float32(2) * t, np.float64(2) - t, np.int32(2) / t, np.array(2.0) + t, np.float32(2) ** t, t * np.float32(3)]
+        results.append(nl.copy(np.float32(1.5) < t, dtype=a.dtype))
+        out = nl.ndarray((len(results), *a.shape), dtype=a.dtype, buffer=nl.shared_hbm)
+        for i, value in enumerate(results):
+            nl.store(out[i], value)
+        return out
+
+    a = np.array([[1, 2], [3, 4]], np.float32)
+    expected = np.stack([2 * a, 2 - a, 2 / a, 2 + a, 2**a, a * 3, (a > 1.5).astype(np.float32)])
+    np.testing.assert_allclose(nki.simulate_kernel(nki.jit(kernel), a), expected, rtol=1e-6)

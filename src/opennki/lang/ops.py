@@ -330,6 +330,26 @@ for _symbol, _op in (("add", "add"), ("sub", "subtract"), ("mul", "multiply"), (
 for _symbol, _op in (("eq", "equal"), ("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"), ("gt", "greater"),
                      ("ge", "greater_equal")):
     setattr(Tensor, f"__{_symbol}__", _operator(_op))
+
+_REFLECTED = {"add": "__radd__", "subtract": "__rsub__", "multiply": "__rmul__", "divide": "__rtruediv__", "power": "__rpow__",
+              "remainder": "__rmod__", "bitwise_and": "__rand__", "bitwise_or": "__ror__", "bitwise_xor": "__rxor__",
+              "left_shift": "__rlshift__", "right_shift": "__rrshift__", "equal": "__eq__", "not_equal": "__ne__", "less": "__gt__",
+              "less_equal": "__ge__", "greater": "__lt__", "greater_equal": "__le__"}
+
+
+def _array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    """NumPy was asked to compute with a tile: a NumPy number on the left of an operator is fine, all else is an error."""
+    reflected = _REFLECTED.get(ufunc.__name__)
+    if method == "__call__" and reflected and not kwargs and inputs[1] is self and isinstance(inputs[0], (np.generic, np.ndarray)):
+        result = getattr(self, reflected)(inputs[0])
+        if result is not NotImplemented:
+            return result
+    raise NkiTypeError(f"np.{ufunc.__name__} of {self.describe()}", rule="NumPy functions do not take tiles",
+                       why="the kernel is traced before any value exists",
+                       fix="use the function of nl or nisa, such as nl.exp, nl.add, nl.maximum")
+
+
+Tensor.__array_ufunc__ = _array_ufunc  # type: ignore[attr-defined]
 Tensor.__neg__ = lambda self: elementwise("multiply", self, -1 if dtypes.is_integer(self.access.dtype) else -1.0)  # type: ignore[attr-defined, operator]
 Tensor.__invert__ = lambda self: unary("invert", self)  # type: ignore[attr-defined, operator]
 Tensor.__abs__ = lambda self: unary("abs", self)  # type: ignore[attr-defined]

@@ -46,7 +46,6 @@ class Tensor:
     """A tensor in HBM, SBUF or PSUM, or a view of one. `shape`, `dtype`, `ndim`, `itemsize`, `buffer` are read-only."""
 
     __slots__ = ("__weakref__", "access", "block", "bounds", "mask", "mutable")
-    __array_ufunc__ = None
 
     def __init__(self, access: Access, block: int = 0, bounds: tuple[Bound, ...] = (), mask: tuple[Pred, ...] = (),
                  mutable: bool = True) -> None:
