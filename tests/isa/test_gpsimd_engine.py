@@ -191,6 +191,13 @@ def test_mask_leaves_elements_out(op, dtype):
             np.testing.assert_allclose(np.float64(got[0, a, b]), np.float64(want), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", INTS)
+def test_a_masked_element_keeps_every_bit_of_bitwise_and(dtype):
+    data, mask = np.full((3, 2), 0x6D, dtype), np.array([[True, True], [False, True], [False, True]])
+    data[1:, 0] = 0
+    same(run("tensor_partition_reduce", op="bitwise_and", data=data, mask=mask), np.full((1, 2), 0x6D, dtype))
+
+
 def test_a_masked_sum_keeps_the_sign_of_zero():
     data, mask = np.full((3, 2), -0.0, np.float32), np.array([[True, True], [False, True], [False, False]])
     same(run("tensor_partition_reduce", op="add", data=data, mask=mask), np.full((1, 2), -0.0, np.float32))

@@ -107,6 +107,12 @@ def test_what_rand_refuses(shape, text):
         check("rand", shape=shape)
 
 
+@pytest.mark.parametrize("seed,word", [(-2, 2**32 - 2), (-2.75, 2**32 - 2), (2.0**32 + 7, 7), (1e30, 0),
+                                       (np.nan, 0), (np.inf, 0), (2**32 + 9, 9)])
+def test_a_seed_is_taken_as_32_bits(seed, word):
+    assert lo.unpack_state(lo.random_seed(seed, stream=(0, 0)))[1] == word
+
+
 def test_what_random_seed_refuses():
     check("random_seed", seed=5)
     check("random_seed", seed=((1, 1), "int32"))

@@ -36,8 +36,8 @@ class Wait:
 class Instance:
     """One program of the grid."""
 
-    __slots__ = ("buffers", "done", "env", "inside", "origins", "out", "owners", "pc", "program", "progress", "report", "seed", "shadows", "tape",
-                 "trace", "views")
+    __slots__ = ("buffers", "done", "env", "inside", "origins", "out", "owners", "pc", "program", "progress", "report", "seed",
+                 "shadows", "tape", "trace", "views")
 
     def __init__(self, tape: Tape, program: tuple[int, ...], shared: dict[int, tuple[Any, Any]], seed: int,
                  report: Callable[[str, NkiError], None], out: Any, owners: dict[Any, Any] | None = None) -> None:

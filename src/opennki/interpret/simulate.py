@@ -98,8 +98,8 @@ def simulate(kernel: Kernel, arrays: list[np.ndarray], checks: Checks, *, seed: 
              tape: Tape | None = None, progress: Callable[[int, int], None] | None = None) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Run a kernel. Returns (outputs, new values of the written inputs); the caller's arrays are never touched.
 
-    `progress(done, total)` counts programs, or the iterations of the outermost loops where there is one program. `order` of the programs of the
-    grid is program (by number), reversed, or shuffle:<seed>. Raises NkiError at the user's line.
+    `progress(done, total)` counts programs, or the iterations of the outermost loops where there is one program. `order` of the programs of
+    the grid is program (by number), reversed, or shuffle:<seed>. Raises NkiError at the user's line.
     """
     for alloc, array in zip(kernel.params, arrays, strict=True):
         if not isinstance(array, np.ndarray):
