@@ -27,7 +27,7 @@ def silent(kernel, *args, grid=None, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("error", NkiWarning)
         run = jit(kernel, mode="simulation", platform_target="trn1")
-        return (run if grid is None else run[grid])(*args, **options)
+        return simulate_kernel(run if grid is None else run[grid], *args, **options)
 
 
 # ---- reads of what was never written -----------------------------------------------------------------------
