@@ -280,3 +280,15 @@ def test_numpy_numbers_on_either_side_of_an_operator():
     a = np.array([[1, 2], [3, 4]], np.float32)
     expected = np.stack([2 * a, 2 - a, 2 / a, 2 + a, 2**a, a * 3, (a > 1.5).astype(np.float32)])
     np.testing.assert_allclose(nki.simulate_kernel(nki.jit(kernel), a), expected, rtol=1e-6)
+
+
+def test_the_quotient_of_integers_is_a_real_number():
+    """Rounding it to an integer would turn the floor of 2.9 into 3."""
+    def kernel(x):
+        out = nl.ndarray(x.shape, dtype=nl.int32, buffer=nl.shared_hbm)
+        t = nl.load(x)
+        assert (t / 10).dtype == np.float32 and (t / t).dtype == np.float32
+        nl.store(out, nl.floor(t / 10, dtype=nl.int32))
+        return out
+    x = np.arange(-60, 68, dtype=np.int32).reshape(128, 1)
+    np.testing.assert_array_equal(nki.simulate_kernel(nki.jit(kernel, platform_target="trn1"), x), x // 10)

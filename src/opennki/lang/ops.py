@@ -236,9 +236,15 @@ def elementwise(op: Any, x: Any, y: Any, dtype: Any = None, mask: Any = None, in
     raise NkiTypeError(f"nl.{name} of two numbers", rule="at least one operand is a tile", fix="use Python arithmetic")
 
 
+def _joint_dtype(name: str, x: str, y: str) -> str:
+    """Promoted dtype of a result. The quotient of integers is float32, as in Python: public kernels take nl.floor of it."""
+    kind = dtypes.promote(x, y)
+    return "float32" if name == "divide" and dtypes.is_integer(kind) else kind
+
+
 def _tile_tile(name: str, x: Tensor, y: Tensor, dtype: Any, mask: Any, into: Tensor | None) -> Any:
     shape = joint_shape(x.shape, y.shape, f"nl.{name}")
-    kind = dtype if dtype is not None else dtypes.promote(x.access.dtype, y.access.dtype)
+    kind = dtype if dtype is not None else _joint_dtype(name, x.access.dtype, y.access.dtype)
     if into is not None:
         if shape != into.shape:
             raise make("err_store_dst_shape_smaller_than_other_shape", f"{into.describe()} is updated with shape {shape}")
@@ -281,7 +287,7 @@ def _tile_number(name: str, x: Tensor, number: Any, reverse: bool, dtype: Any, m
         number = number[()]
     kind = dtype
     if kind is None and into is None:
-        kind = dtypes.promote(x.access.dtype, dtypes.weak(number) if not isinstance(number, Index) else "int32")
+        kind = _joint_dtype(name, x.access.dtype, dtypes.weak(number) if not isinstance(number, Index) else "int32")
     number, x = plain_number(number), _reachable(name, x)
     if name not in _TENSOR_SCALAR:
         return call("elementwise", (name, x, number, reverse), {"dtype": None if into is not None else kind, "mask": mask}, into=into)
