@@ -129,13 +129,30 @@ def _key(access: Access) -> tuple[object, ...]:
     return (access.view, access.dtype, access.shape, *((d.base.key(), d.strides, d.dyn is None) for d in access.dims))
 
 
-def covers_all(access: Access, loops: tuple[For, ...]) -> bool:
-    """True when the tiles of an access over loops fill the tensor: each dimension without gaps from 0 to its end."""
+def partly_written(kernel: Kernel) -> set[Alloc]:
+    """The returned HBM tensors that are not proven to be written completely."""
+    outputs = {o.alloc for o in kernel.outputs if o.alloc.kind == "local" and not o.alloc.on_chip}
+    trips = {v: v.hi + 1 for v in kernel.grid}
+    complete: set[Alloc] = set()
+
+    def walk(body: list[Stmt], loops: tuple[For, ...]) -> None:
+        for stmt in body:
+            if isinstance(stmt, Instr) and not stmt.mask:
+                complete.update([a.alloc for a, _, w in accesses(stmt) if w and a.alloc in outputs and covers_all(a, loops, trips)])
+            elif isinstance(stmt, For):
+                walk(stmt.body, (*loops, stmt))
+    walk(kernel.body, ())
+    return outputs - complete
+
+
+def covers_all(access: Access, loops: tuple[For, ...], grid: dict[Var, int] | None = None) -> bool:
+    """True when the tiles of an access over loops (and the programs of a grid) fill the tensor: each dimension without gaps from 0 to its
+    end."""
     if access.mask or any(d.dyn is not None for d in access.dims):
         return False
     if access.is_whole:
         return True
-    trips = {loop.var: loop.trips for loop in loops}
+    trips = {**(grid or {}), **{loop.var: loop.trips for loop in loops}}
     used: set[object] = set()
     for dim, size in zip(access.dims, access.view_shape, strict=True):
         if dim.base.const != 0:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from opennki.errors import NkiError, warn
-from opennki.interpret.initialised import unproven
+from opennki.interpret.initialised import partly_written, unproven
 from opennki.interpret.steps import Plan, compile_step
 from opennki.interpret.views import Layout, View, compile_affine, value_of
 from opennki.ir.affine import Range, Var, narrowed
@@ -131,8 +131,9 @@ def fresh(alloc: Alloc) -> np.ndarray:
 class Tape:
     """The steps of a kernel, planned once and run by every program."""
 
-    def __init__(self, kernel: Kernel, track: bool = True, seed: int = 0, races: bool = True, certain: bool = True) -> None:
-        """`track`: keep shadow state; `races`: record who touched each element where independence is not proven; `certain`: find the
+    def __init__(self, kernel: Kernel, track: bool = True, seed: int = 0, races: bool = True, certain: bool = True,
+                 partial: bool = False) -> None:
+        """`track`: keep shadow state; `partial`: count what is stored to outputs; `races`: record who touched each element where independence is not proven; `certain`: find the
         dependences that are known without running the kernel (`problems`)."""
         self.kernel = kernel
         self.suspects: dict[Instr, tuple[Any, ...]] = {}
@@ -145,7 +146,9 @@ class Tape:
         self.steps: list[Any] = []
         unset = unproven(kernel)
         self.unset = unset | {o.alloc for o in kernel.outputs}
-        self.tracked: set[Alloc] = unset if track else set()
+        # returned tensors whose elements are counted at the end
+        self.partial = partly_written(kernel) if partial else set()
+        self.tracked: set[Alloc] = (unset if track else set()) | self.partial
         self.restarted = {a for a in unset if a.space == "psum"}
         self.seed = seed
         self.ranges: dict[Var, Range] = {v: (v.lo, v.hi) for v in kernel.grid}

@@ -16,22 +16,23 @@ from opennki.interpret.contract import contracted
 from opennki.interpret.machine import Instance, Reporter, Tape, fresh
 from opennki.interpret.precision import widened
 from opennki.interpret.programs import run_all
+from opennki.interpret.shadow import WRITTEN
 from opennki.ir.nodes import Alloc, Kernel
 from opennki.isa import dtypes
 from opennki.isa import target as targets
 
 POLICIES: dict[str, dict[str, str]] = {
     "full": {"read": "error", "masked": "warn", "race": "error", "repeated": "warn", "carried": "warn", "accumulate": "warn",
-             "capacity": "warn"},
-    "fast": {"read": "off", "masked": "off", "race": "off", "repeated": "off", "carried": "off", "accumulate": "off", "capacity": "off"},
-    "off": {"read": "off", "masked": "off", "race": "off", "repeated": "off", "carried": "off", "accumulate": "off", "capacity": "off"},
+             "unwritten": "warn", "capacity": "warn"},
 }
+# both keep the checks that cost nothing at run time
+POLICIES["fast"] = POLICIES["off"] = dict.fromkeys(POLICIES["full"], "off")
 
 
 @dataclass(slots=True)
 class Checks:
     """Which checks run and what each does: error, warn or off, by kind (read, masked, race, repeated, carried,
-    accumulate, capacity)."""
+    accumulate, unwritten, capacity)."""
 
     level: str = "full"
     policy: dict[str, str] = field(default_factory=dict)
@@ -60,6 +61,7 @@ def tape_of(kernel: Kernel, checks: Checks) -> Tape:
     kernel = contracted(kernel)
     tape = Tape(kernel, track=any(checks.policy.get(k, "error") != "off" for k in ("read", "masked", "accumulate")),
                 races=any(checks.policy.get(k, "error") != "off" for k in ("race", "carried")),
+                partial=checks.policy.get("unwritten", "warn") != "off",
                 certain=checks.level != "off")  # what is known without running costs nothing
     tape.problems += full
     return tape
@@ -142,9 +144,23 @@ def simulate(kernel: Kernel, arrays: list[np.ndarray], checks: Checks, *, seed: 
                 last.progress = progress
             last.run()
             step()
+    _count_stored(tape, last, reporter)
     outputs = [_result(view, last) for view in tape.outputs]
     news = [_array(shared[tape.layout.alloc(a)][0], a) for a in kernel.params if a in written]
     return outputs, news
+
+
+def _count_stored(tape: Tape, machine: Any, report: Reporter) -> None:
+    """Report returned tensors of which a part was never stored to."""
+    for alloc in tape.partial:
+        missing = machine.shadows[tape.layout.alloc(alloc)].reshape(alloc.shape) != WRITTEN
+        if missing.any():
+            first = tuple(int(i) for i in np.argwhere(missing)[0])
+            name = alloc.name or "the output"
+            report("unwritten", NkiValueError(
+                f"{int(missing.sum())} of {alloc.size} elements of {name} {alloc.shape} {alloc.dtype} were never stored to, first {first}",
+                loc=alloc.loc, rule="every element of an output is stored to", why="on the device it holds whatever was in memory before",
+                fix="look for a store that is missing, masked out, or in a branch or loop that does not run"))
 
 
 def dtypes_public(array: np.ndarray, dtype: str) -> np.ndarray:
