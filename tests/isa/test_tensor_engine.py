@@ -35,6 +35,12 @@ def test_product(dtype, k, m, n):
     assert (np.abs(got - a64.T @ b64) <= bound).all()
 
 
+@pytest.mark.parametrize("shape", [(128, 128), (17, 33)])
+def test_a_product_with_itself_has_the_bits_of_a_product_with_a_copy(shape):
+    x = operand(shape, special=False)  # whether BLAS would give others depends on the machine
+    same(run("nc_matmul", stationary=x, moving=x)[0], run("nc_matmul", stationary=x, moving=x.copy())[0])
+
+
 def test_nan_and_infinity_spread_by_ieee():
     a, b = operand((8, 16), seed=3), operand((8, 24), seed=4)
     for x in (a, b):  # sums that overflow float32 have an infinity that float64 does not have

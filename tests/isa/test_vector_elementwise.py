@@ -376,7 +376,7 @@ def test_tensor_copy_predicated_refuses():
     (float("-inf"), "float16", -np.inf), (True, "uint8", 1), (np.float32(0.1), "float32", F32(0.1)),
     (np.int32(-5), "int32", -5), (1e300, "float32", np.inf), (10**30, "int32", 2**31 - 1),
     (-10**30, "int32", -2**31), (10**30, "float32", F32(1e30)), (-10**400, "float32", -np.inf),
-    (2**63, "float32", F32(2**63)), (-2**63, "float32", -F32(2**63)), (-2**63, "int32", -2**31)])
+    (2**63, "float32", F32(2**63)), (-2**63, "float32", -F32(2**63)), (-2**63, "int32", -2**31), (2**24 + 1, "int32", 2**24 + 1)])
 def test_memset(value, kind, stored):
     got = v.memset((4, 2, 3), value, kind)
     assert got.shape == (4, 2, 3)
@@ -422,6 +422,13 @@ def test_shuffle_spreads_one_partition_in_place_and_across_shapes():
     x = np.arange(32, dtype=np.uint8)[:, None]
     np.testing.assert_array_equal(v.nc_stream_shuffle(x, x, tuple((i - 1) % 32 for i in range(32)))[:, 0],
                                   np.roll(np.arange(32), 1))
+
+
+@pytest.mark.parametrize("shape", [(32, 4), (32, 2, 2), (32, 1, 2, 2)])
+def test_shuffle_leaves_partitions_of_tiles_of_any_rank(shape):
+    src, dst = np.arange(128, dtype=np.int32).reshape(shape), -np.ones(shape, np.int32)
+    pattern = [5, 255, *range(30)]
+    np.testing.assert_array_equal(v.nc_stream_shuffle(src, dst, pattern), _shuffle_loop(src, dst, pattern))
 
 
 def test_shuffle_mask_leaves_the_rest_of_dst():
