@@ -259,6 +259,8 @@ def test_tensor_scalar_cumulative_examples_of_the_vendor_test():
                                                    registers=registers)
     chained, _ = v.tensor_scalar_cumulative(**given, reduce_cmd=REDUCE, registers=registers)
     assert (loaded == up + 1).all() and (chained == up + 65).all()
+    fresh, _ = v.tensor_scalar_cumulative(**given, reduce_cmd=REDUCE)  # registers start at 0
+    assert (fresh == up).all()
 
 
 def test_tensor_scalar_cumulative_skips_what_a_mask_excludes():
@@ -381,6 +383,14 @@ def test_accumulator_registers_chain():
     masked = v.select_reduce(dst=x, predicate=ones, on_true=x, on_false=F32(0), reduce_cmd=RESET_REDUCE,
                              mask=np.array([[True, False]] * 2))[2]
     assert masked.tolist() == [[1], [-9]]
+
+
+def test_accumulators_of_tiles_of_any_rank():
+    x = np.arange(24, dtype=F32).reshape(2, 3, 4)
+    got, res, registers = v.select_reduce(dst=x, predicate=np.ones(x.shape, np.uint8), on_true=x, on_false=F32(0),
+                                          reduce_res=np.zeros((2, 1, 1), F32), reduce_cmd=RESET_REDUCE)
+    assert got.shape == x.shape and registers.shape == res.shape == (2, 1, 1)
+    assert registers.ravel().tolist() == [11, 23]
 
 
 COMPARE = {"equal": operator.eq, "less": operator.lt, "less_equal": operator.le, "greater": operator.gt,

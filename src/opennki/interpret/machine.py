@@ -133,8 +133,8 @@ class Tape:
 
     def __init__(self, kernel: Kernel, track: bool = True, seed: int = 0, races: bool = True, certain: bool = True,
                  partial: bool = False) -> None:
-        """`track`: keep shadow state; `partial`: count what is stored to outputs; `races`: record who touched each element where independence is not proven; `certain`: find the
-        dependences that are known without running the kernel (`problems`)."""
+        """`track`: keep shadow state; `partial`: count what is stored to outputs; `races`: record who touched each element where
+        independence is not proven; `certain`: find the dependences that are known without running the kernel (`problems`)."""
         self.kernel = kernel
         self.suspects: dict[Instr, tuple[Any, ...]] = {}
         found = independence.check(kernel) if races or certain else independence.Findings()
