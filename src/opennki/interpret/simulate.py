@@ -11,6 +11,7 @@ import numpy as np
 
 from opennki import settings
 from opennki.errors import NkiError, NkiTypeError, NkiValueError
+from opennki.interpret.blas import one_thread
 from opennki.interpret.capacity import over_capacity
 from opennki.interpret.contract import contracted
 from opennki.interpret.machine import Instance, Reporter, Tape, fresh
@@ -133,17 +134,18 @@ def simulate(kernel: Kernel, arrays: list[np.ndarray], checks: Checks, *, seed: 
         done[0] += 1
         if progress is not None and total > 1:
             progress(done[0], total)
-    if _suspends(tape):
-        run_all([programs[i] for i in range(total)], numbers, kernel.cores, step)
-        last = programs[total - 1]
-    else:
-        last = None  # type: ignore[assignment]
-        for number in numbers:
-            last = programs.make(number)
-            if total == 1:
-                last.progress = progress
-            last.run()
-            step()
+    with one_thread():
+        if _suspends(tape):
+            run_all([programs[i] for i in range(total)], numbers, kernel.cores, step)
+            last = programs[total - 1]
+        else:
+            last = None  # type: ignore[assignment]
+            for number in numbers:
+                last = programs.make(number)
+                if total == 1:
+                    last.progress = progress
+                last.run()
+                step()
     _count_stored(tape, last, reporter)
     outputs = [_result(view, last) for view in tape.outputs]
     news = [_array(shared[tape.layout.alloc(a)][0], a) for a in kernel.params if a in written]
