@@ -180,3 +180,12 @@ def test_a_name_that_does_not_exist_says_so():
     with pytest.raises(NkiNotYet, match=r"neuronxcc\.nki\.isa\.nc_matmul_mx is not in opennki yet"):
         nisa.nc_matmul_mx
     assert not hasattr(nisa, "nc_matmul_mx")
+
+
+def test_tensor_tensor_reads_one_element_per_partition_again():
+    """Public kernels multiply a tile by a [P, 1] tile with tensor_tensor; free dimensions of other sizes stay an error."""
+    column = np.arange(128, dtype=np.float32).reshape(128, 1)
+    np.testing.assert_array_equal(on(lambda x, c: nisa.tensor_tensor(x, c, op=np.multiply), A, column), A * column)
+    np.testing.assert_array_equal(on(lambda x, c: nisa.tensor_tensor(c, x, op=np.subtract), A, column), column - A)
+    with pytest.raises(ValueError, match="F="):
+        on(lambda x: nisa.tensor_tensor(x, x[:, 0:2], op=np.add), A)

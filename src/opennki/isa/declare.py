@@ -58,6 +58,7 @@ class Tile:
     indirect: bool = False
     operand_mask: bool = False
     when: Any = ""
+    spread: bool = False
     shape_code: str = ""
 
     @property

@@ -94,13 +94,14 @@ def _tensor_tensor_cost(d: Any, hw: Any) -> float:
     results=(Result("data1", lambda c: promote(dtype_of(c.data1), dtype_of(c.data2))),),
     raw=lambda c: c.op in BITVEC or _exact_integers(c),
     check=_tensor_tensor_check, choose_engine=_tensor_tensor_engine, cost=_tensor_tensor_cost)
-def tensor_tensor(data1: T[Array, In("P F*")], data2: T[Array, In("P F*")], op: T[str, Op(BINARY)], *,
+def tensor_tensor(data1: T[Array, In("P F*", spread=True)], data2: T[Array, In("P F*", spread=True)], op: T[str, Op(BINARY)], *,
                   dtype: T[Any, DType] = None, mask: T[Any, Mask] = None,
                   engine: T[Any, EngineChoice] = engine.unknown, **kwargs: Any) -> Array:
     """data1 op data2, element by element.
 
-    data1, data2: tiles with the same number of partitions (at most 128) and of elements per partition, no
-    broadcasting; SBUF or PSUM, but not both in PSUM. op: a binary ALU operator. Result: the shape of data1;
+    data1, data2: tiles with the same number of partitions (at most 128) and of elements per partition; one of
+    one element per partition is read again for each element of the other, as public kernels do; no other
+    broadcasting. SBUF or PSUM, but not both in PSUM. op: a binary ALU operator. Result: the shape of data1;
     dtype, or the promoted dtype of both. Arithmetic is done in float32 and rounded once. Exceptions: bitwise
     operators take and make integers, keep the bits and run on the Vector Engine; add, subtract and multiply
     of int32 and uint32 tiles in SBUF run on GpSimd unless engine says vector, are exact, and saturate to the

@@ -6,6 +6,7 @@ error points at the user's line), result tiles are made, and the statement is ap
 from __future__ import annotations
 
 import enum
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -193,6 +194,7 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], into: Tensor 
                 dtype = None if value is None else dtype_name(value)
             elif spec.kind == "engine":
                 engine = engine_name(value, decl)
+    _spread(decl, operands)
     for i, p in enumerate(decl.params):
         if isinstance(p.spec, Register):
             operands[i] = builder.register(p.spec.engine, builder.target.partitions if p.spec.engine == "rng" else partitions)
@@ -248,6 +250,19 @@ def _in_sbuf(value: Tensor) -> Tensor:
         return copied  # type: ignore[no-any-return]
     b = copied.access
     return Tensor(Access(b.alloc, b.dtype, b.dims, b.shape, b.view, a.mask))
+
+
+def _spread(decl: Instruction, operands: list[Any]) -> None:
+    """Give `spread` operands of one element per partition the shape of the others."""
+    places = [i for i, p in enumerate(decl.params) if isinstance(p.spec, Tile) and p.spec.spread and isinstance(operands[i], Access)]
+    if len(places) < 2:
+        return
+    shape = max((operands[i].shape for i in places), key=prod)
+    for i in places:
+        tile = operands[i]
+        if tile.shape != shape and tile.size == tile.shape[0] == shape[0]:
+            column = view.reshape(tile, (shape[0],) + (1,) * (len(shape) - 1))
+            operands[i] = view.broadcast(column, shape)
 
 
 def _operator(decl: Instruction, what: str, spec: Op, value: Any) -> str | None:

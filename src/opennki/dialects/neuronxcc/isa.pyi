@@ -399,8 +399,9 @@ def tensor_scalar_reduce(*, data: Tensor, op0: Any, operand0: Tensor | float, re
 def tensor_tensor(data1: Tensor, data2: Tensor, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = ..., **kwargs: Any) -> Tensor:
     """data1 op data2, element by element.
 
-    data1, data2: tiles with the same number of partitions (at most 128) and of elements per partition, no
-    broadcasting; SBUF or PSUM, but not both in PSUM. op: a binary ALU operator. Result: the shape of data1;
+    data1, data2: tiles with the same number of partitions (at most 128) and of elements per partition; one of
+    one element per partition is read again for each element of the other, as public kernels do; no other
+    broadcasting. SBUF or PSUM, but not both in PSUM. op: a binary ALU operator. Result: the shape of data1;
     dtype, or the promoted dtype of both. Arithmetic is done in float32 and rounded once. Exceptions: bitwise
     operators take and make integers, keep the bits and run on the Vector Engine; add, subtract and multiply
     of int32 and uint32 tiles in SBUF run on GpSimd unless engine says vector, are exact, and saturate to the
