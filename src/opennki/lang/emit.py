@@ -18,7 +18,7 @@ from opennki.ir.build import Builder, Forwarded, current
 from opennki.ir.nodes import Access, IndexTile, Instr, PredTile
 from opennki.ir.verify import call_view, check_operands, check_result, describe
 from opennki.isa import dtypes, scalar
-from opennki.isa.declare import ISA, Affine, Attr, Index, Instruction, Op, Plumbing, Predicate, Register, Result, Tile
+from opennki.isa.declare import ISA, Affine, Attr, Index, Instruction, Op, Param, Plumbing, Predicate, Register, Result, Tile
 from opennki.isa.enums import ENGINE_NAMES, engine
 from opennki.lang import view
 from opennki.lang.index import Condition, Mask
@@ -27,24 +27,64 @@ from opennki.lang.ranges import Grid
 from opennki.lang.tensor import Tensor, align
 
 
+class Form:
+    """What of a declaration does not change from call to call: the operands of arguments that are not given, and where things are."""
+
+    __slots__ = ("decl", "defaults", "dtype", "positional", "registers", "required", "spread", "variadic")
+
+    def __init__(self, decl: Instruction) -> None:
+        self.decl = decl
+        self.positional = tuple([p.name for p in decl.params if not p.keyword_only])
+        self.required = tuple([p.name for p in decl.params if p.required and not isinstance(p.spec, Register)])
+        self.variadic = any(p.kind is p.VAR_KEYWORD for p in decl.signature.parameters.values())
+        self.registers = tuple([(i, p.spec.engine) for i, p in enumerate(decl.params) if isinstance(p.spec, Register)])
+        self.spread = tuple([i for i, p in enumerate(decl.params) if isinstance(p.spec, Tile) and p.spec.spread])
+        self.dtype: str | None = None
+        self.defaults = tuple([None if p.required else self._default(p) for p in decl.params])
+
+    def _default(self, p: Param) -> Any:
+        spec, value = p.spec, p.default
+        if isinstance(spec, Op):
+            return _operator(self.decl, p.name, spec, value)
+        if isinstance(spec, Plumbing):
+            if spec.kind == "dtype" and value is not None:
+                self.dtype = dtype_name(value)
+            return None
+        if isinstance(spec, Register):
+            return None
+        return _affine(value, p.name) if isinstance(spec, Affine) else _constant(value)
+
+
+_forms: dict[str, Form] = {}
+
+
+def _form(decl: Instruction) -> Form:
+    form = _forms.get(decl.name)
+    if form is None or form.decl is not decl:
+        form = _forms[decl.name] = Form(decl)
+    return form
+
+
 def bind(decl: Instruction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by parameter name; unknown names of plumbing-free extras are errors."""
-    given: dict[str, Any] = {}
-    positional = [p for p in decl.params if not p.keyword_only]
+    form = _form(decl)
+    positional = form.positional
     if len(args) > len(positional):
         raise NkiTypeError(f"{decl.name} takes {len(positional)} positional arguments, {len(args)} were given",
                            rule=f"the signature is {decl.name}{decl.signature}")
-    for p, value in zip(positional, args, strict=False):
-        given[p.name] = value
+    given = dict(zip(positional, args, strict=False))
     index = decl.index
     for name, value in kwargs.items():
         if name not in index:
-            if any(p.kind is p.VAR_KEYWORD for p in decl.signature.parameters.values()) and name in _IGNORED:
+            if form.variadic and name in _IGNORED:
                 continue
             raise NkiTypeError(f"{decl.name} has no argument {name!r}", rule=f"the signature is {decl.name}{decl.signature}")
         if name in given:
             raise NkiTypeError(f"{decl.name} got {name!r} twice", rule=f"the signature is {decl.name}{decl.signature}")
         given[name] = value
+    for name in form.required:
+        if name not in given:
+            raise NkiTypeError(f"{decl.name} needs {name!r}", rule=f"the signature is {decl.name}{decl.signature}")
     return given
 
 
@@ -132,73 +172,94 @@ def engine_name(value: Any, decl: Instruction) -> str:
     return name
 
 
+class Arguments:
+    """The arguments of one call as operands, bound one by one."""
+
+    __slots__ = ("bounds", "builder", "decl", "dtype", "engine", "loc", "mask", "operands", "partitions")
+
+    def __init__(self, form: Form, builder: Builder, loc: int) -> None:
+        self.decl, self.builder, self.loc = form.decl, builder, loc
+        self.operands: list[Any] = list(form.defaults)
+        self.bounds: list[tuple[Tensor, str]] = []
+        self.mask: Any = None
+        self.dtype = form.dtype
+        self.engine = ""
+        self.partitions = 1
+
+    def bind(self, name: str, value: Any) -> None:
+        """Bind one argument."""
+        i = self.decl.index[name]
+        spec = self.decl.params[i].spec
+        if isinstance(spec, Tile):
+            self.operands[i] = self._tile(name, spec, value)
+        elif isinstance(spec, Op):
+            self.operands[i] = _operator(self.decl, name, spec, value)
+        elif isinstance(spec, Attr):
+            self.operands[i] = _constant(value)
+        elif isinstance(spec, Plumbing):
+            self._plumbing(spec.kind, value)
+        elif isinstance(spec, Affine):
+            self.operands[i] = _affine(value, name)
+        elif isinstance(spec, Index):
+            self.operands[i] = _index_tile(self.decl.name, name, value)
+        elif isinstance(spec, Predicate):
+            self.operands[i] = _pred_tile(self.decl.name, name, value)
+
+    def _tile(self, name: str, spec: Tile, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if value.access.alloc.id in self.builder.turned and "psum" not in spec.spaces and not spec.writes:
+                value = _in_sbuf(value)
+            access = tile_access(value, f"{self.decl.name}: {name}", self.builder)
+            if access.shape and access.shape[0] > self.partitions:
+                self.partitions = access.shape[0]
+            if value.bounds:
+                self.bounds.append((value, name))
+            if spec.writes:
+                _record_write(self.builder, value, self.loc)
+            return access
+        if value is None or isinstance(value, (int, float)):
+            return value
+        if isinstance(value, IndexExpr) and spec.scalar:
+            return _affine(value, name)
+        if spec.scalar and _constant(value) is not value:
+            return _constant(value)
+        if isinstance(value, np.ndarray):
+            raise NkiTypeError(f"{self.decl.name}: {name} is a NumPy array", rule="an operand is a tile",
+                               fix="pass the array as an argument of the kernel, or embed it with nl.shared_constant, and nl.load it")
+        return value  # the verifier says what is wrong with it
+
+    def _plumbing(self, kind: str, value: Any) -> None:
+        if kind == "mask":
+            self.mask = mask_preds(value)
+        elif kind == "dtype":
+            self.dtype = None if value is None else dtype_name(value)
+        elif kind == "engine":
+            self.engine = engine_name(value, self.decl)
+
+    def finish(self, form: Form) -> tuple[Any, ...]:
+        """The operands, with registers and broadcast vectors."""
+        if len(form.spread) > 1:
+            _spread(form.spread, self.operands)
+        for i, file in form.registers:
+            lanes = self.builder.target.partitions if file == "rng" else self.partitions
+            self.operands[i] = self.builder.register(file, lanes)
+        return tuple(self.operands)
+
+
 def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], into: Tensor | None = None, temporary: bool = True) -> Any:
     """Append one instruction. Returns its result tensor (a tuple of several, None of none). `into` is a tensor that receives the result
     instead of a new tile.
     """
     builder = current()
     decl = ISA[name]
+    form = _form(decl)
     given = bind(decl, args, kwargs)
     loc = builder.here()
-    operands: list[Any] = [None] * len(decl.params)
-    bounds: list[tuple[Tensor, str]] = []
-    mask: Any = None
-    dtype: str | None = None
-    engine = ""
-    partitions = 1
-    for i, p in enumerate(decl.params):
-        spec = p.spec
-        if isinstance(spec, Register):
-            continue
-        if p.name in given:
-            value = given[p.name]
-        elif p.required:
-            raise NkiTypeError(f"{name} needs {p.name!r}", rule=f"the signature is {name}{decl.signature}")
-        else:
-            value = p.default
-        if isinstance(spec, Tile):
-            if isinstance(value, Tensor):
-                if value.access.alloc.id in builder.turned and "psum" not in spec.spaces and not spec.writes:
-                    value = _in_sbuf(value)
-                operands[i] = access = tile_access(value, f"{name}: {p.name}", builder)
-                partitions = max(partitions, access.shape[0] if access.shape else 1)
-                if value.bounds:
-                    bounds.append((value, p.name))
-                if spec.writes:
-                    _record_write(builder, value, loc)
-            elif isinstance(value, IndexExpr) and spec.scalar:
-                operands[i] = _affine(value, p.name)
-            elif value is None or isinstance(value, (int, float)):
-                operands[i] = value
-            elif spec.scalar and _constant(value) is not value:
-                operands[i] = _constant(value)
-            elif isinstance(value, np.ndarray):
-                raise NkiTypeError(f"{name}: {p.name} is a NumPy array", rule="an operand is a tile",
-                                   fix="pass the array as an argument of the kernel, or embed it with nl.shared_constant, and nl.load it")
-            else:
-                operands[i] = value  # the verifier says what is wrong with it
-        elif isinstance(spec, Op):
-            operands[i] = _operator(decl, p.name, spec, value)
-        elif isinstance(spec, Attr):
-            operands[i] = _constant(value)
-        elif isinstance(spec, Affine):
-            operands[i] = _affine(value, p.name)
-        elif isinstance(spec, Index):
-            operands[i] = _index_tile(name, p.name, value)
-        elif isinstance(spec, Predicate):
-            operands[i] = _pred_tile(name, p.name, value)
-        elif isinstance(spec, Plumbing):
-            if spec.kind == "mask":
-                mask = mask_preds(value)
-            elif spec.kind == "dtype":
-                dtype = None if value is None else dtype_name(value)
-            elif spec.kind == "engine":
-                engine = engine_name(value, decl)
-    _spread(decl, operands)
-    for i, p in enumerate(decl.params):
-        if isinstance(p.spec, Register):
-            operands[i] = builder.register(p.spec.engine, builder.target.partitions if p.spec.engine == "rng" else partitions)
-    frozen = tuple(operands)
+    bound = Arguments(form, builder, loc)
+    for argument, value in given.items():
+        bound.bind(argument, value)
+    frozen = bound.finish(form)
+    mask, dtype, engine, bounds = bound.mask, bound.dtype, bound.engine, bound.bounds
     where = builder.loc(loc)
     check_operands(decl, frozen, builder.target, engine, where, dtype)
     call_info = call_view(decl, frozen, engine, dtype)
@@ -252,9 +313,9 @@ def _in_sbuf(value: Tensor) -> Tensor:
     return Tensor(Access(b.alloc, b.dtype, b.dims, b.shape, b.view, a.mask))
 
 
-def _spread(decl: Instruction, operands: list[Any]) -> None:
+def _spread(candidates: tuple[int, ...], operands: list[Any]) -> None:
     """Give `spread` operands of one element per partition the shape of the others."""
-    places = [i for i, p in enumerate(decl.params) if isinstance(p.spec, Tile) and p.spec.spread and isinstance(operands[i], Access)]
+    places = [i for i in candidates if isinstance(operands[i], Access)]
     if len(places) < 2:
         return
     shape = max((operands[i].shape for i in places), key=prod)
