@@ -213,6 +213,8 @@ def test_trace_explains_what_is_wrong(script, args, status, text):
 def test_arguments_of_trace():
     assert parse_argument("128x512:bf16") == DeclTensor((128, 512), "bfloat16")
     assert parse_argument("7:int32") == DeclTensor((7,), "int32")
+    for text in ("{[]: 1}", "-" * 100_000 + "1", "(" * 1000, "1 +"):
+        assert parse_argument(text) == text
     assert [parse_argument(t) for t in ("3", "2.5", "True", "None", "(1, 2)", "'8x8:float32'", "word")] == [
         3,
         2.5,

@@ -234,8 +234,8 @@ def parse_argument(text: str) -> DeclTensor | Any:
         return DeclTensor(tuple(int(n) for n in shape.replace(" ", "").split("x") if n), kind)
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text  # also what looks like a literal and is none: an unhashable key, a nesting too deep for the parser
 
 
 @app.command()

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import math
 import operator
-import warnings
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.isa.vector_calls import F32, SPECIALS, call, cost, layouts, pairs, same_bits, tile
+from tests.isa.vector_calls import F32, SPECIALS, call, cost, pairs, quiet_pure_and_blind_to_layout, same_bits, tile
 
 from opennki.errors import NkiError, NkiTypeError, NkiValueError
 from opennki.isa import dtypes
@@ -482,18 +481,7 @@ def _samples():
 
 @pytest.mark.parametrize("body, args, kwargs", list(_samples()), ids=lambda x: getattr(x, "__name__", ""))
 def test_bodies_are_quiet_pure_and_blind_to_layout(body, args, kwargs):
-    arrays = [x for x in (*args, *kwargs.values()) if isinstance(x, np.ndarray)]
-    for x in arrays:
-        x.flags.writeable = False
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        want = body(*args, **kwargs)
-        moved = [list(layouts(x)) for x in arrays]
-        for k in range(3):
-            swap = {id(x): m[k] for x, m in zip(arrays, moved)}
-            got = body(*(swap.get(id(x), x) for x in args),
-                       **{n: swap.get(id(x), x) for n, x in kwargs.items()})
-            assert got.dtype == want.dtype and got.tobytes() == want.tobytes()
+    quiet_pure_and_blind_to_layout(body, args, kwargs)
 
 
 @pytest.mark.parametrize("cycles, name, given", [

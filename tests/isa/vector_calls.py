@@ -1,6 +1,7 @@
 """Stand-ins for traced calls, and the awkward values that every Vector Engine test uses."""
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -57,3 +58,24 @@ def layouts(x):
     wide[..., ::2] = x
     yield wide[..., ::2]
     yield np.ascontiguousarray(x[..., ::-1])[..., ::-1]
+
+
+def quiet_pure_and_blind_to_layout(body, args, kwargs):
+    """A body gives no warning, leaves its operands alone, and gives the same bits for every memory layout of them."""
+    def results(swap):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            got = body(*(swap.get(id(x), x) for x in args), **{n: swap.get(id(x), x) for n, x in kwargs.items()})
+        return got if isinstance(got, tuple) else (got,)
+
+    inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, np.ndarray)]
+    for x in inputs:
+        x.flags.writeable = False
+    want = results({})
+    assert any(y is not None for y in want)
+    moved = [list(layouts(x)) for x in inputs]
+    for k in range(3):
+        got = results({id(x): m[k] for x, m in zip(inputs, moved)})
+        for x, y in zip(got, want, strict=True):
+            assert (x is None) == (y is None)
+            assert x is None or (x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes())
