@@ -19,8 +19,9 @@ LAYERS = (
     ("trace",),
     ("interpret",),
     ("kernels",),
+    ("bind",),
     ("dialects",),
-    ("__init__", "__main__", "cli", "dropin", "tools"),
+    ("__init__", "__main__", "cli", "dropin", "frameworks", "tools"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 MAX_LINES = 520

@@ -167,9 +167,10 @@ def _text(
 
     from opennki.ir.print import to_text
     from opennki.isa.target import FALLBACK_WARNING
+    from opennki.kernels.base import TraceKernel
     from opennki.kernels.generic import GenericKernel
 
-    if not isinstance(kernel, GenericKernel):
+    if not isinstance(kernel, TraceKernel):
         kernel = GenericKernel(kernel, "trace")  # type: ignore[arg-type]
     if target:
         kernel = kernel.copy(platform_target=target)

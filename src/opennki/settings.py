@@ -141,6 +141,12 @@ class Settings:
     checks: Checks = _setting(
         "OPENNKI_CHECKS", _choice("full", "fast", "off"), default="full",
         doc="Checks of the interpreter: full = all; fast = only those with no per-element state; off = none.")
+    call_checks: Checks = _setting(
+        "OPENNKI_CALL_CHECKS", _choice("full", "fast", "off"), default="fast",
+        doc="Checks of kernels that a framework's program calls on the CPU: full, fast or off as for OPENNKI_CHECKS.")
+    jax_inline: bool = _setting(
+        "OPENNKI_JAX_INLINE", _flag(), default=False,
+        doc="JAX: expand kernels into the program instead of calling them (cpu, gpu, tpu).")
     strict_platform: bool = _setting(
         "OPENNKI_STRICT_PLATFORM", _flag(), default=False,
         doc="JAX: accept the neuron platform only, as the vendor does, and refuse cpu.")

@@ -7,18 +7,12 @@ the interpreter and says so. Source: seeds "NKI Entrypoints".
 from __future__ import annotations
 
 import functools
-import operator
-import warnings
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from opennki.errors import NkiNotYet, NkiTypeError, NkiValueError, NkiWarning
-from opennki.isa import dtypes
-from opennki.kernels.generic import GenericKernel, adopt
-from opennki.lang.annotations import TensorType
-from opennki.lang.emit import dtype_name
+from opennki.errors import NkiTypeError
+from opennki.kernels.base import TraceKernel, adopt
+from opennki.kernels.generic import GenericKernel
+from opennki.kernels.numpy_kernel import BaremetalKernel, BenchmarkKernel, NumpyKernel, ProfileKernel
 
 
 def jit(func: Any = None, mode: str = "auto", **kwargs: Any) -> Any:
@@ -54,90 +48,13 @@ def simulate_kernel(kernel: Any, *args: Any, **kwargs: Any) -> Any:
     `dump_file` for device_print, `progress(done, total)` by programs or outermost iterations. A parameter of
     the kernel with one of these names is the kernel's. Raises NkiError at the line of the kernel.
     """
-    if not isinstance(kernel, GenericKernel):
+    if not isinstance(kernel, TraceKernel):
         inner = getattr(kernel, "func", None)
-        if isinstance(kernel, functools.partial) and isinstance(inner, GenericKernel):
+        if isinstance(kernel, functools.partial) and isinstance(inner, TraceKernel):
             return simulate_kernel(inner, *kernel.args, *args, **{**kernel.keywords, **kwargs})
         kernel = GenericKernel(kernel, "simulation")
     values, restore = adopt(args, kwargs)
-    return restore(GenericKernel.simulate(kernel, *values[0], **values[1]))
-
-
-class NumpyKernel(GenericKernel):
-    """Kernels that run on NumPy arrays on this machine."""
-
-    _known: frozenset[str] = frozenset(
-        {"save_neff_name", "save_trace_name", "additional_compile_opt", "artifacts_dir"}
-    )
-    _mode = "baremetal"
-
-    def __init__(self, func: Callable[..., Any], mode: str = "", grid: Any = None, **kwargs: Any) -> None:
-        super().__init__(func, self._mode, grid, **kwargs)
-        self._check()
-
-    def _check(self) -> None:
-        if self.kwargs.get("save_trace_name") and self.kwargs.get("save_neff_name") not in (
-            None,
-            "file.neff",
-        ):
-            raise NkiValueError(
-                'save_trace_name is given and save_neff_name is not "file.neff"',
-                rule='if save_trace_name is specified, save_neff_name must be set to "file.neff"',
-            )
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from opennki.ir.build import maybe_current
-
-        if maybe_current() is None:
-            warnings.warn(
-                NkiWarning(
-                    f"{getattr(self.func, '__name__', 'kernel')}: {type(self).__name__} runs on the opennki interpreter, not on a device"
-                ),
-                stacklevel=2,
-            )
-        return super().__call__(
-            *map(_filled, args), **{name: _filled(value) for name, value in kwargs.items()}
-        )
-
-
-def _filled(value: Any) -> Any:
-    """An array of zeros for an argument that is only described, `nt.tensor[[250, 512], nl.float32]`: timing
-    needs no values."""
-    if not isinstance(value, TensorType) or value.shape is None:
-        return value
-    if len(value.shape) != 2 or not isinstance(value.shape[0], (list, tuple)):
-        raise NkiTypeError(
-            f"the argument {value!r} describes no array",
-            rule="an argument without values is nt.tensor[[sizes], dtype]",
-        )
-    return np.zeros(tuple(map(operator.index, value.shape[0])), dtypes.storage(dtype_name(value.shape[1])))
-
-
-class BaremetalKernel(NumpyKernel):
-    """`nki.baremetal`: compile and run without a framework."""
-
-
-class BenchmarkKernel(NumpyKernel):
-    """`nki.benchmark`: run, and measure the latency."""
-
-    _mode = "benchmark"
-
-    @property
-    def benchmark_result(self) -> Any:
-        """Latency of the kernel; needs the timing model."""
-        raise NkiNotYet("benchmark_result (the timing model)")
-
-
-class ProfileKernel(NumpyKernel):
-    """`nki.profile`: run, and write a profile into a directory."""
-
-    _mode = "profile"
-
-    def _check(self) -> None:
-        if self.kwargs.get("working_directory") is None:
-            raise NkiValueError(
-                "Please specify working directory", rule="nki.profile needs working_directory="
-            )
+    return restore(TraceKernel.simulate(kernel, *values[0], **values[1]))
 
 
 def _decorator(cls: type[NumpyKernel], first: Any, kwargs: dict[str, Any]) -> Any:

@@ -1,228 +1,44 @@
-"""Kernel objects: `nki.jit` and its siblings, dispatch on the arguments, launch grids, nesting.
+"""GenericKernel: what `nki.jit` returns. It finds out at each call, by the arguments, which kernel class runs it.
 
-A kernel object wraps a Python function. Called inside another kernel it is inlined; called with arrays it is
-traced for them and run. Source: seeds "NKI Entrypoints", design "What must be exact".
+Source: seeds "NKI Entrypoints" (compute_mode, build_cache_kernel, _cached_kernel).
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from opennki import settings
-from opennki.errors import NkiNotYet, NkiTypeError, NkiValueError, make
-from opennki.interpret import simulate as sim
-from opennki.ir.build import maybe_current
-from opennki.ir.nodes import Kernel
-from opennki.isa import target as targets
-from opennki.lang.loops import normalise_grid
-from opennki.lang.placement import FORCE_AUTO
-from opennki.trace.kernel import Options, rebuild, trace_kernel
-
-COMPILE_OPTS = "compile_opts"  # keyword under which a kernel keeps what the decorators of nki.compiler set
-MODES = ("jax", "torchxla", "baremetal", "benchmark", "profile", "simulation", "trace", "auto")
+from opennki.kernels.base import TraceKernel
+from opennki.kernels.modes import check_mode, compute_mode
 
 
-# keywords of `simulate` and `nki.simulate_kernel` that are not arguments of the kernel
-RUN_OPTIONS = ("checks", "eager", "order", "dump_file", "progress")
+class GenericKernel(TraceKernel):
+    """A kernel that resolves to a concrete class at each call. Subscript it with a launch grid.
 
-
-class GenericKernel:
-    """A kernel that finds out at each call how to run. Subscript it with a launch grid: `kernel[4, 2](a, b)`.
-
-    `mode` is one of jax, torchxla, baremetal, benchmark, profile, simulation, trace, auto.
+    `mode` is one of jax, torchxla, baremetal, benchmark, profile, simulation, trace, auto. Raises NkiValueError for
+    another one.
     """
 
-    func: Callable[..., Any]
-    mode: str
-    grid: Any
-    kwargs: dict[str, Any]
-
     def __init__(self, func: Callable[..., Any], mode: str = "auto", grid: Any = None, **kwargs: Any) -> None:
-        if isinstance(func, GenericKernel):
-            grid = func.grid if grid is None else grid
-            kwargs = {**func.kwargs, **kwargs}
-            func = func.func
-        if not callable(func):
-            raise NkiTypeError(f"{func!r} is no function", rule="a kernel is a Python function")
-        if mode not in MODES:
-            raise NkiValueError(
-                f"mode '{mode}' passed to nki.jit", rule=f"a mode is one of {', '.join(MODES)}"
-            )
-        functools.update_wrapper(self, func)
-        self.func, self.mode, self.grid, self.kwargs = func, mode, grid, kwargs
-        self._plans: dict[Any, Any] = {}
+        super().__init__(func, grid, **kwargs)
+        self.mode = check_mode(mode)
+        self._cached_kernel: dict[Any, Any] = {}
+        # specialisations by class; copies with another grid share them, as the grid is part of their keys
+        self._specialisations: dict[Any, Any] = {}
 
-    @classmethod
-    def __class_getitem__(cls, item: Any) -> Any:
-        return cls
+    def copied(self) -> None:
+        check_mode(self.mode)
+        self._cached_kernel = {}
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.func)
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
-
-    def __getitem__(self, grid: Any) -> GenericKernel:
-        normalise_grid(grid)  # errors at the place of the subscript
-        return self.copy(grid=grid)
-
-    def copy(self, **changes: Any) -> GenericKernel:
-        """The same kernel with another grid, mode or options."""
-        kernel = type(self)(
-            self.func,
-            changes.pop("mode", self.mode),
-            changes.pop("grid", self.grid),
-            **{**self.kwargs, **changes},
-        )
-        kernel._plans = self._plans if not changes else {}
+    def build_cache_kernel(self, kind: Any) -> Any:
+        """The concrete kernel of a class, made once for this grid and these options."""
+        kernel = self._cached_kernel.get(kind)
+        if kernel is None:
+            kernel = kind.of_generic(self, self._specialisations.setdefault(kind, kind.new_cache()))
+            kernel = self._cached_kernel.setdefault(kind, kernel)
         return kernel
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {getattr(self.func, '__name__', '?')} mode={self.mode!r} grid={self.grid}>"
-
-    # ---- calls ----
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        builder = maybe_current()
-        if builder is not None:
-            return self._inline(builder, args, kwargs)
-        if self.mode in ("jax", "torchxla"):
-            raise NkiNotYet(f"nki.jit(mode={self.mode!r})")
-        values, restore = adopt(args, kwargs)
-        return restore(self.execute(*values))
-
-    def _inline(self, builder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.grid is not None:
-            raise make(
-                "err_nested_kernel_with_spmd_grid",
-                f"{self.func.__name__}[{self.grid}] is called inside a kernel",
-            )
-        builder.depth += 1
-        try:
-            return self.func(*args, **kwargs)
-        finally:
-            builder.depth -= 1
-
-    def options(self) -> Options:
-        """Target, grid and flags of a call."""
-        name = self.kwargs.get("platform_target")
-        if name:
-            target, fallback = targets.resolve(name), False
-        else:
-            target, fallback = targets.detect()
-            name = target.name
-        sizes, cores = normalise_grid(self.grid) if self.grid is not None else ((), ())
-        flags = self.kwargs.get("experimental_flags", "")
-        forced = getattr(self.kwargs.get(COMPILE_OPTS), "allocator", "auto") == "forced"
-        return Options(
-            target,
-            str(name),
-            fallback,
-            sizes,
-            cores,
-            frozenset(f.strip() for f in str(flags).split(",") if f.strip()),
-            self.mode == "trace" or self.kwargs.get("kernel_return") is False,
-            {FORCE_AUTO: True} if forced else {},
-        )
-
-    def trace(self, *args: Any, **kwargs: Any) -> Kernel:
-        """The Kernel IR for these arguments (arrays count by shape and dtype)."""
-        values, _ = adopt(args, kwargs)
-        return trace_kernel(
-            self.func, values[0], values[1], self.options(), getattr(self.func, "__name__", "kernel")
-        )[0]
-
-    def simulate(self, *args: Any, **kwargs: Any) -> Any:
-        """Run on the interpreter. The keywords of `RUN_OPTIONS` are opennki's, unless the kernel has a parameter of that
-        name; all others are arguments of the kernel."""
-        own = inspect.signature(self.func).parameters
-        options = {k: kwargs.pop(k) for k in RUN_OPTIONS if k in kwargs and k not in own}
-        return self.execute(args, kwargs, **options)
-
-    def execute(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        checks: Any = None,
-        eager: bool | None = None,
-        order: str = "program",
-        dump_file: Any = None,
-        progress: Any = None,
-    ) -> Any:
-        """Trace for the arguments and run on the interpreter; results as the kernel returns them, written
-        inputs updated in place."""
-        current = settings.current()
-        options = self.options()
-        level = sim.Checks.of(checks if checks is not None else current.checks)
-        if eager if eager is not None else current.eager:
-            from opennki.interpret.eager import run_eager
-
-            return run_eager(self.func, args, kwargs, options, level, seed=current.seed or 0, out=dump_file)
-        kernel, arrays = trace_kernel(
-            self.func, args, kwargs, options, getattr(self.func, "__name__", "kernel")
-        )
-        tape = sim.tape_of(kernel, level)
-        outputs, news = sim.simulate(
-            kernel,
-            arrays,
-            level,
-            seed=current.seed or 0,
-            out=dump_file,
-            order=order,
-            tape=tape,
-            progress=progress,
-        )
-        return finish(kernel, arrays, outputs, news)
-
-
-def finish(
-    kernel: Kernel, arrays: list[np.ndarray], outputs: list[np.ndarray], news: list[np.ndarray]
-) -> Any:
-    """Commit written inputs to the caller's arrays, and build the return value."""
-    by_param = dict(zip((a for a in kernel.params if a in kernel.written_params), news, strict=True))
-    targets_ = [
-        (array, by_param[alloc])
-        for alloc, array in zip(kernel.params, arrays, strict=True)
-        if alloc in by_param
-    ]
-    sim.commit(targets_)
-    results: list[Any] = list(outputs)
-    for i, access in enumerate(kernel.outputs):
-        for alloc, array in zip(kernel.params, arrays, strict=True):
-            if access.alloc is alloc and access.is_whole and alloc in by_param:
-                results[i] = array
-    return rebuild(kernel.returns, results)
-
-
-def adopt(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], Callable[[Any], Any]]:
-    """Arguments with CPU torch tensors as NumPy arrays on the same memory, and the function that turns
-    results back."""
-    leaves = list(_leaves((args, kwargs)))
-    for leaf in leaves:
-        module = type(leaf).__module__
-        if module.startswith(("jax", "jaxlib")):
-            raise NkiNotYet("calling a kernel with JAX arrays")
-    if not any(type(leaf).__module__.split(".")[0] == "torch" for leaf in leaves):
-        return (args, kwargs), lambda result: result
-    from opennki.kernels import torch_arrays
-
-    mapped = torch_arrays.to_numpy((args, kwargs))
-    return mapped, torch_arrays.to_torch
-
-
-def _leaves(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        for v in value:
-            yield from _leaves(v)
-    elif isinstance(value, dict):
-        yield from _leaves(list(value.values()))
-    else:
-        yield value
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.mode == "trace":
+            return super().call(args, kwargs)
+        return self.build_cache_kernel(compute_mode(args, kwargs, self.mode)).call(args, kwargs)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from opennki.kernels.generic import COMPILE_OPTS, GenericKernel
+from opennki.kernels.base import COMPILE_OPTS, TraceKernel
+from opennki.kernels.generic import GenericKernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +23,14 @@ class CompileOpts:
     allocator_log_level: int = 50
 
 
-def compile_opts(kernel: GenericKernel) -> CompileOpts:
+def compile_opts(kernel: TraceKernel) -> CompileOpts:
     """The options of a kernel."""
     opts: CompileOpts = kernel.kwargs.get(COMPILE_OPTS, CompileOpts())
     return opts
 
 
-def replace_fields(kernel: Callable[..., Any], **changes: Any) -> GenericKernel:
+def replace_fields(kernel: Callable[..., Any], **changes: Any) -> TraceKernel:
     """A copy of a kernel, or of a plain function as a kernel, with some options changed; the original keeps
     its own."""
-    made = kernel if isinstance(kernel, GenericKernel) else GenericKernel(kernel, "trace")
+    made: TraceKernel = kernel if isinstance(kernel, TraceKernel) else GenericKernel(kernel, "trace")
     return made.copy(**{COMPILE_OPTS: dataclasses.replace(compile_opts(made), **changes)})

@@ -117,7 +117,7 @@ class _Params:
         for name, value in bound.arguments.items():
             self._mutable = is_mutable(parameters[name].annotation)
             self.args[name] = map_arrays(value, name, self._declare)
-        self.bound = bound
+        self.bound = inspect.BoundArguments(bound.signature, bound.arguments.copy())
 
     def _declare(self, value: Any, name: str) -> Tensor:
         dtype = array_dtype(value, name)
@@ -135,14 +135,19 @@ class _Params:
 
 def trace_kernel(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Options,
                  name: str = "") -> tuple[Kernel, list[Any]]:
-    """Trace a call. Returns the kernel and the array arguments in the order of `kernel.params`.
+    """Trace a call: `trace_bound` for its bound arguments."""
+    return trace_bound(func, bind_arguments(func, args, kwargs), options, name)
+
+
+def trace_bound(func: Callable[..., Any], bound: inspect.BoundArguments, options: Options, name: str = "") -> tuple[Kernel, list[Any]]:
+    """Trace for bound arguments, which stay as they are. Returns the kernel and the array arguments in the order of `kernel.params`.
 
     `kernel.returns` is the structure of the return value with `Output` places. Raises NkiError with the user's line.
     """
     if options.cores and options.target_name not in MULTI_CORE_TARGETS and options.target.name not in MULTI_CORE_TARGETS:
         raise make("err_multi_cores_spmd_not_supported",
                    f"a grid over {max(options.cores) + 1} physical cores on {options.target_name}")
-    params = _Params(bind_arguments(func, args, kwargs))
+    params = _Params(bound)
     grid = tuple(Var(f"pid{axis}", 0, size - 1, "pid") for axis, size in enumerate(options.grid))
 
     def attempt(unrolled: frozenset[Any]) -> Kernel:

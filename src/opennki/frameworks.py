@@ -1,0 +1,30 @@
+"""The frameworks whose tensors opennki knows: where they come from, and where their kernel classes live.
+
+Only names stand here: a framework is imported by its own program, its kernel class when a tensor shows up.
+"""
+
+from __future__ import annotations
+
+from opennki.kernels.modes import Framework, register_framework
+
+
+def register() -> None:
+    """Register the frameworks, in the order in which arguments are asked."""
+    register_framework(
+        Framework(
+            "jax",
+            "jax",
+            # a program that is still importing jax has no arrays yet
+            lambda jax, value: isinstance(value, getattr(jax, "Array", ())),
+            "opennki.bind.jax:JAXKernel",
+        )
+    )
+    register_framework(
+        Framework(
+            "torchxla",
+            "torch",
+            lambda torch, value: isinstance(value, getattr(torch, "Tensor", ())),
+            None,  # not there yet: torch tensors on the CPU run as NumPy arrays
+            auto=False,
+        )
+    )

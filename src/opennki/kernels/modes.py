@@ -1,0 +1,142 @@
+"""How a call finds its kernel class: the table of modes, and the detection of frameworks by argument.
+
+A framework registers where its tensors come from and where its kernel class lives. Nothing of it is imported
+until an argument of it shows up, or its mode is asked for by name. Source: seeds "Dispatch", compute_mode.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from opennki import settings
+from opennki.errors import UNKNOWN, NkiNotYet, NkiTypeError, NkiValueError
+from opennki.kernels.base import leaves
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A framework whose tensors can be arguments of a kernel.
+
+    mode: its name in nki.jit(mode=...). module: its top-level module; where that was never imported, no argument is
+    its tensor. is_tensor(module, value): whether a value is one. kernel: "module:Class" of its kernel class, a
+    FrameworkKernel; None while there is none. auto: whether mode="auto" looks for its tensors.
+    """
+
+    mode: str
+    module: str
+    is_tensor: Callable[[ModuleType, Any], bool]
+    kernel: str | None
+    auto: bool = True
+
+
+_FRAMEWORKS: dict[str, Framework] = {}
+_LOCAL: dict[str, str] = {
+    "baremetal": "opennki.kernels.numpy_kernel:BaremetalKernel",
+    "benchmark": "opennki.kernels.numpy_kernel:BenchmarkKernel",
+    "profile": "opennki.kernels.numpy_kernel:ProfileKernel",
+    "simulation": "opennki.kernels.numpy_kernel:SimulateKernel",
+}
+
+
+def register_framework(framework: Framework) -> None:
+    """Make a framework known to nki.jit. A second one of the same mode takes the place of the first.
+
+    Errors: NkiValueError for a mode that is opennki's own.
+    """
+    if framework.mode in _LOCAL or framework.mode in ("auto", "trace"):
+        raise NkiValueError(f"mode {framework.mode!r} is opennki's own", rule="a framework has a mode name of its own")
+    _FRAMEWORKS[framework.mode] = framework
+
+
+def unregister_framework(mode: str) -> None:
+    """Forget a framework."""
+    _FRAMEWORKS.pop(mode, None)
+
+
+def frameworks() -> list[Framework]:
+    """The registered frameworks, first come first asked."""
+    return list(_FRAMEWORKS.values())
+
+
+class _ModeMap(Mapping[str, Any]):
+    """Mode name -> kernel class; a class is imported when it is first asked for."""
+
+    def __getitem__(self, mode: str) -> Any:
+        place = _LOCAL.get(mode)
+        if place is None:
+            framework = _FRAMEWORKS.get(mode)
+            if framework is None:
+                raise KeyError(mode)
+            if framework.kernel is None:
+                raise NkiNotYet(f"nki.jit(mode={mode!r})")
+            place = framework.kernel
+        module, _, name = place.partition(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError as exc:
+            if mode in _FRAMEWORKS and exc.name and exc.name.split(".")[0] == _FRAMEWORKS[mode].module:
+                raise NkiValueError(
+                    f"Unknown framework '{exc.name}': it is not installed", rule=f"mode {mode!r} needs the package {exc.name}",
+                    fix=f"install it, as with pip install 'opennki[{mode}]'",
+                ) from exc
+            raise
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*_LOCAL, *_FRAMEWORKS])
+
+    def __len__(self) -> int:
+        return len(_LOCAL) + len(_FRAMEWORKS)
+
+
+_native_mode_map = _ModeMap()
+
+
+def modes() -> tuple[str, ...]:
+    """The names that nki.jit(mode=...) takes."""
+    return (*_FRAMEWORKS, *_LOCAL, "trace", "auto")
+
+
+def check_mode(mode: Any) -> str:
+    """The mode, if nki.jit takes it. Errors: NkiTypeError, NkiValueError with the vendor's words."""
+    if not isinstance(mode, str):
+        raise NkiTypeError(f"mode={mode!r}", rule=f"a mode is one of {', '.join(modes())}")
+    if mode not in ("trace", "auto") and mode not in _LOCAL and mode not in _FRAMEWORKS:
+        raise NkiValueError(f"mode '{mode}' passed to nki.jit", rule=f"a mode is one of {', '.join(modes())}", loc=None)
+    return mode
+
+
+def is_framework_value(value: Any) -> Framework | None:
+    """The framework whose tensor a value is, None for any other value."""
+    for framework in _FRAMEWORKS.values():
+        module = sys.modules.get(framework.module)
+        # a module that is only half imported cannot have made a tensor yet
+        if module is not None and framework.is_tensor(module, value):
+            return framework
+    return None
+
+
+def compute_mode(args: tuple[Any, ...], kwargs: dict[str, Any], mode: str = "auto") -> Any:
+    """The kernel class for a call: that of the mode, or by the first framework tensor among the arguments, in
+    the order of registration (JAX before PyTorch); BaremetalKernel if there is none.
+
+    Errors: NkiValueError for an unknown mode, or a platform that the framework's class refuses.
+    """
+    if settings.current().simulator:
+        return _native_mode_map["simulation"]
+    if mode != "auto":
+        kind = _native_mode_map.get(mode) if mode in _native_mode_map else None
+        if kind is None:
+            raise NkiValueError(f"mode '{mode}' passed to nki.jit", rule=f"a mode is one of {', '.join(modes())}", loc=UNKNOWN)
+        return kind
+    candidates = [(f, sys.modules[f.module]) for f in _FRAMEWORKS.values() if f.auto and f.module in sys.modules]
+    if candidates:
+        values = list(leaves((args, kwargs)))
+        for framework, module in candidates:
+            if any(framework.is_tensor(module, value) for value in values):
+                return _native_mode_map[framework.mode]
+    return _native_mode_map["baremetal"]
