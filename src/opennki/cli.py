@@ -160,7 +160,7 @@ def trace(
 
 
 def _text(
-    kernel: object, args: list[Any], kwargs: dict[str, Any], target: str | None, grid: str, locations: bool
+    kernel: Any, args: list[Any], kwargs: dict[str, Any], target: str | None, grid: str, locations: bool
 ) -> str:
     import re
     import warnings
@@ -171,7 +171,7 @@ def _text(
     from opennki.kernels.generic import GenericKernel
 
     if not isinstance(kernel, TraceKernel):
-        kernel = GenericKernel(kernel, "trace")  # type: ignore[arg-type]
+        kernel = GenericKernel(kernel, "trace")
     if target:
         kernel = kernel.copy(platform_target=target)
     if grid:

@@ -1,0 +1,113 @@
+"""Payloads run on this machine: what the CPU handler of every bridge calls.
+
+A payload is decoded, verified and planned once; the plan is kept under the payload's bytes, bounded in number and
+size. Arrays are the framework's own buffers: nothing is copied that the kernel does not change.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from opennki import settings
+from opennki.errors import UNKNOWN, NkiTypeError
+from opennki.interpret.prepared import Prepared
+from opennki.ir.verify import verify
+from opennki.isa import dtypes
+from opennki.isa import target as targets
+from opennki.kernels.payload import Payload, decode_backend_config
+
+MAX_KERNELS = 256
+MAX_BYTES = 256 << 20  # of payloads that are kept
+
+
+class HostKernel:
+    """A decoded payload, ready to run on buffers."""
+
+    __slots__ = ("inputs", "lock", "outputs", "payload", "plans")
+
+    def __init__(self, payload: Payload) -> None:
+        self.payload = payload
+        kernel = payload.kernel
+        verify(kernel, targets.resolve(kernel.target))
+        self.inputs = [_Buffer(p.name, p.shape, p.dtype) for p in kernel.params]
+        self.outputs = [_Buffer(r.name, r.shape, r.dtype) for r in payload.results]
+        self.plans: dict[Any, Prepared] = {}
+        self.lock = Lock()
+
+    def plan(self) -> Prepared:
+        """The kernel planned for the settings as they are now."""
+        current = settings.current()
+        key = (current.call_checks, current.precise_fp)
+        plan = self.plans.get(key)
+        if plan is None:
+            with self.lock:
+                plan = self.plans.get(key)
+                if plan is None:
+                    plan = self.plans[key] = Prepared(self.payload.kernel, current.call_checks)
+        return plan
+
+    def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        """Run on row-major buffers; results are written into `outputs`, which may share memory with the inputs that
+        they alias. Errors: NkiTypeError for a wrong number, shape or dtype; NkiError of the kernel at its line."""
+        plan = self.plan()
+        plan.run(
+            self.fitted("operand", self.inputs, inputs), self.fitted("result", self.outputs, outputs), seed=settings.current().seed or 0
+        )
+
+    def fitted(self, what: str, wanted: list[_Buffer], given: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The buffers in storage dtypes, after a check of number, shape and dtype."""
+        if len(wanted) != len(given):
+            raise NkiTypeError(
+                f"{self.payload.func_name}: the call has {len(given)} {what}s, and the kernel in its payload {len(wanted)}",
+                loc=UNKNOWN, rule="a custom call has the operands and results that its payload names",
+            )
+        return [w.fit(what, g) for w, g in zip(wanted, given)]
+
+
+class _Buffer:
+    """Shape and dtype of an operand or result."""
+
+    __slots__ = ("dtype", "name", "public", "shape", "view")
+
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
+        self.name, self.shape, self.dtype = name, shape, dtype
+        self.view = dtypes.storage(dtype)
+        self.public = np.dtype(bool) if dtype == "bool" else self.view
+
+    def fit(self, what: str, array: np.ndarray) -> np.ndarray:
+        if array.shape != self.shape or array.dtype != self.public:
+            raise NkiTypeError(
+                f"{what} {self.name!r} is {array.dtype.name}{list(array.shape)}, and {self.public.name}{list(self.shape)} in the payload",
+                loc=UNKNOWN, rule="a custom call has the operands and results that its payload names",
+                fix="call the kernel again for these shapes: a payload is for one set of them",
+            )
+        return array if self.view is self.public or self.view == self.public else array.view(self.view)
+
+
+_kernels: OrderedDict[bytes, HostKernel] = OrderedDict()
+_lock = Lock()
+
+
+def host_kernel(payload: bytes) -> HostKernel:
+    """The kernel of a payload, decoded once. Errors: NkiParseError, NkiError for IR that is not legal."""
+    with _lock:
+        found = _kernels.get(payload)
+        if found is not None:
+            _kernels.move_to_end(payload)
+            return found
+    made = HostKernel(decode_backend_config(payload))
+    with _lock:
+        found = _kernels.setdefault(payload, made)
+        while len(_kernels) > MAX_KERNELS or (sum(map(len, _kernels)) > MAX_BYTES and len(_kernels) > 1):
+            _kernels.popitem(last=False)
+    return found
+
+
+def run_payload(payload: bytes, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+    """Run the kernel of a payload on buffers."""
+    host_kernel(payload).run(inputs, outputs)

@@ -1,0 +1,101 @@
+"""What differs between versions of JAX, and the few names of it that are not public, each with a way without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+
+
+def effect() -> Any:
+    """A JAX effect for kernels that print, or None where this JAX has no such effects.
+
+    Without one, a call whose results nobody uses is dropped before it reaches XLA.
+    """
+    return _effect
+
+
+def _make_effect() -> Any:
+    try:
+        from jax._src import effects
+    except ImportError:
+        return None
+
+    class NkiPrintEffect(effects.Effect):  # type: ignore[misc]
+        """The call prints."""
+
+        def __str__(self) -> str:
+            return "NkiPrint"
+
+        def __eq__(self, other: object) -> bool:
+            return type(other) is type(self)
+
+        def __hash__(self) -> int:
+            return hash(NkiPrintEffect)
+
+    for name in (
+        "lowerable_effects",
+        "control_flow_allowed_effects",
+        "remat_allowed_effects",
+        "custom_derivatives_allowed_effects",
+        "partial_eval_kept_effects",
+    ):
+        allowed = getattr(effects, name, None)
+        if allowed is not None:
+            allowed.add_type(NkiPrintEffect)
+    return NkiPrintEffect()
+
+
+_effect = _make_effect()
+
+
+def shaped(shape: tuple[int, ...], dtype: np.dtype[Any], avals: Sequence[Any]) -> Any:
+    """The abstract value of a result. Inside shard_map it varies over the mesh axes that the operands vary over."""
+    varying: frozenset[Any] = frozenset()
+    for aval in avals:
+        varying |= frozenset(getattr(aval, "vma", ()) or ())
+    if varying:
+        try:
+            return jax.core.ShapedArray(shape, dtype, vma=varying)
+        except TypeError:  # a JAX that counts them otherwise
+            pass
+    return jax.core.ShapedArray(shape, dtype)
+
+
+def equal_varying(operands: Sequence[Any]) -> list[Any]:
+    """Operands of one call that all vary over the same mesh axes, as check_vma of shard_map asks for."""
+    axes = [frozenset(getattr(getattr(x, "aval", None), "vma", ()) or ()) for x in operands]
+    union: frozenset[Any] = frozenset().union(*axes)
+    if not union or all(a == union for a in axes):
+        return list(operands)
+    cast = getattr(jax.lax, "pcast", None)
+    out = []
+    for x, have in zip(operands, axes, strict=True):
+        missing = tuple(sorted(union - have, key=str))
+        if not missing:
+            out.append(x)
+        elif cast is not None:
+            out.append(cast(x, missing, to="varying"))
+        else:
+            out.append(jax.lax.pvary(x, missing))
+    return out
+
+
+def apply_primitive(primitive: Any, *args: Any, **params: Any) -> Any:
+    """Run a primitive outside of jit."""
+    try:
+        from jax._src.dispatch import apply_primitive as apply
+    except ImportError:
+        with jax.disable_jit(False):
+            return jax.jit(lambda *a: primitive.bind(*a, **params))(*args)
+    return apply(primitive, *args, **params)
+
+
+def make_primitive(name: str) -> Any:
+    """A primitive with several results."""
+    primitive = jex.Primitive(name)
+    primitive.multiple_results = True
+    return primitive
