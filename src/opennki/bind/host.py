@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from opennki import settings
-from opennki.errors import UNKNOWN, NkiTypeError
+from opennki.bind import fpmode
+from opennki.errors import UNKNOWN, NkiError, NkiTypeError
 from opennki.interpret.prepared import Prepared
 from opennki.ir.verify import verify
 from opennki.isa import dtypes
@@ -109,5 +110,15 @@ def host_kernel(payload: bytes) -> HostKernel:
 
 
 def run_payload(payload: bytes, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-    """Run the kernel of a payload on buffers."""
-    host_kernel(payload).run(inputs, outputs)
+    """Run the kernel of a payload on buffers, with the floating-point mode of the interpreter (XLA flushes
+    denormals on its threads). Errors: NkiError."""
+    saved = fpmode.enter()
+    try:
+        host_kernel(payload).run(inputs, outputs)
+    except IndexError as exc:
+        # a runtime index out of bounds is a plain IndexError for Python callers, with the report as its cause
+        if isinstance(exc.__cause__, NkiError):
+            raise exc.__cause__ from None
+        raise
+    finally:
+        fpmode.leave(saved)
