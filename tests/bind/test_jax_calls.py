@@ -73,7 +73,7 @@ def test_a_donated_input_is_updated_in_place():
 @pytest.mark.parametrize("kernel", [k.copy, k.move], ids=["copy", "move"])
 @pytest.mark.parametrize(
     "dtype",
-    "bool int8 uint8 int16 uint16 int32 uint32 float16 bfloat16 float32 float8_e4m3 float8_e4m3fn float8_e5m2".split(),
+    ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float16", "bfloat16", "float32", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"],
 )
 def test_dtypes(dtype, kernel):
     if kernel is k.copy and dtype == "uint32":
@@ -309,3 +309,22 @@ def test_denormals_are_as_in_the_interpreter():
     got = np.asarray(jax.jit(lambda x: k.axpy(x, x, a=3.0))(jnp.asarray(tiny)))
     np.testing.assert_array_equal(got, k.nki.simulate_kernel(k.axpy, tiny, tiny, a=3.0))
     assert (got != 0).all()
+
+
+def test_the_older_call_with_output_parameters():
+    import jax_neuronx
+
+    shape = jax.ShapeDtypeStruct((64, 16), jnp.float32)
+    np.testing.assert_array_equal(jax_neuronx.nki_call(k.scale_into, jnp.asarray(X), out_shape=shape), X * 3)
+    f = jax.jit(lambda x: jax_neuronx.nki_call(k.scale_into.func, x, out_shape=(shape,)))
+    (got,) = f(jnp.asarray(X))
+    np.testing.assert_array_equal(got, X * 3)
+
+
+def test_the_vendors_module_has_the_bridge():
+    from neuronxcc.nki import _jax
+    from neuronxcc.nki.compiler.backends.neuron.FrameworkKernel import FrameworkKernel
+    from neuronxcc.nki.compiler.backends.neuron.TraceKernel import TraceKernel
+
+    assert _jax.JAXKernel is JAXKernel and issubclass(JAXKernel, FrameworkKernel) and issubclass(FrameworkKernel, TraceKernel)
+    assert _jax.nki_call_p is nki_call_p
