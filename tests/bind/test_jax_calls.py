@@ -73,7 +73,8 @@ def test_a_donated_input_is_updated_in_place():
 @pytest.mark.parametrize("kernel", [k.copy, k.move], ids=["copy", "move"])
 @pytest.mark.parametrize(
     "dtype",
-    ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float16", "bfloat16", "float32", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"],
+    [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32)]
+    + ["bool", "float16", "bfloat16", "float32", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"],
 )
 def test_dtypes(dtype, kernel):
     if kernel is k.copy and dtype == "uint32":

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from opennki import settings
-from opennki.bind import fpmode
 from opennki.errors import UNKNOWN, NkiError, NkiTypeError
 from opennki.interpret.prepared import Prepared
 from opennki.ir.verify import verify
@@ -110,9 +109,7 @@ def host_kernel(payload: bytes) -> HostKernel:
 
 
 def run_payload(payload: bytes, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-    """Run the kernel of a payload on buffers, with the floating-point mode of the interpreter (XLA flushes
-    denormals on its threads). Errors: NkiError."""
-    saved = fpmode.enter()
+    """Run the kernel of a payload on buffers. Errors: NkiError."""
     try:
         host_kernel(payload).run(inputs, outputs)
     except IndexError as exc:
@@ -120,5 +117,3 @@ def run_payload(payload: bytes, inputs: Sequence[np.ndarray], outputs: Sequence[
         if isinstance(exc.__cause__, NkiError):
             raise exc.__cause__ from None
         raise
-    finally:
-        fpmode.leave(saved)
