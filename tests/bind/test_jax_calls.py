@@ -87,20 +87,6 @@ def test_dtypes(dtype, kernel):
     np.testing.assert_array_equal(np.asarray(got).view(np.uint8), np.asarray(x).view(np.uint8))
 
 
-def test_bool_stays_bool_BR024():
-    """bool outputs become uint8 in torch: a bool result is bool in JAX too."""
-
-    @k.nki.jit
-    def positive(x):
-        out = k.nl.ndarray(x.shape, dtype=k.nl.bool_, buffer=k.nl.shared_hbm)
-        k.nl.store(out, k.nl.greater(k.nl.load(x), 0.0))
-        return out
-
-    got = jax.jit(positive)(jnp.asarray(X))
-    assert got.dtype == jnp.bool_
-    np.testing.assert_array_equal(got, X > 0)
-
-
 def test_an_empty_operand_is_passed_and_an_empty_tensor_cannot_be_made():
     @k.nki.jit
     def with_cache(x, cache):

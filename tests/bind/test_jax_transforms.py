@@ -42,8 +42,7 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0), (1, None), (2, 0), (-1, 1)])
-def test_vmap_over_each_axis_BR080(axes):
-    """Custom call lacks batching rule: vmap(kernel) over axis 0, 1, None works."""
+def test_vmap_over_each_axis(axes):
     xs, ys = k.numbers(3, 64, 16), k.numbers(3, 64, 16, seed=5)
     expected = (xs if axes[0] is not None else X) * 2 + (ys if axes[1] is not None else Y)
     x = X if axes[0] is None else np.moveaxis(xs, 0, axes[0])
