@@ -35,4 +35,5 @@ def test_an_exception_without_a_report_shows_its_own_line():
     except KeyError as exc:
         error = exc
     text = failures.describe(error)
-    assert text.startswith("KeyError: 'absent'\n  at ") and 'in test_an_exception_without_a_report_shows_its_own_line\n      {}["absent"]' in text
+    assert text.startswith(f"KeyError: 'absent'\n  at {__file__}:")
+    assert text.endswith(' in test_an_exception_without_a_report_shows_its_own_line\n      {}["absent"]')
