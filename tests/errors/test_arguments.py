@@ -13,6 +13,7 @@ from opennki import jit, simulate_kernel, trace
 from opennki.dialects.neuronxcc import language as nl
 from opennki.dialects.neuronxcc import typing as nt
 from opennki.errors import NkiError
+from opennki.kernels.framework import UnifiedKernel
 
 
 def double(x):
@@ -146,6 +147,24 @@ def test_constants_of_any_kind(constant, get):
         nl.store(out, nl.load(x) * get(c))
         return out
     np.testing.assert_array_equal(simulate_kernel(kernel, SMALL, constant), SMALL * 3)
+
+
+@pytest.mark.parametrize(("arguments", "name", "kind"), [
+    ({"c": [2, 3]}, "c", "list"), ({"c": {"f": 3}}, "c", "dict"), ({"c": {2, 3}}, "c", "set"), ({"c": Config([2])}, "c", "Config"),
+    ({"c": bytearray(b"3")}, "c", "bytearray"), ({"c": (1, [2])}, "c", "tuple"), ({"c": 1, "more": [3]}, "more", "list"),
+    ({"c": [SMALL, 1, {2: 3}]}, "c[2]", "dict"), ({"c": {"a": SMALL, "b": {1}}}, "c['b']", "set")], ids=str)
+def test_constants_of_framework_calls_are_hashable(arguments, name, kind):
+    """A framework's call is kept under its arguments; what cannot be a key is named, at the call."""
+    def kernel(x, c, more=None):
+        return double(x)
+    with pytest.raises(TypeError) as caught:
+        UnifiedKernel(kernel).dump_config(SMALL, **arguments)  # HERE
+    error = caught.value
+    assert isinstance(error, NkiError) and error.code == "err_nki_param_not_hashable"
+    assert error.loc.file == __file__ and "# HERE" in error.loc.source()
+    text = str(error)
+    assert f"the argument {name!r} is a {kind}, which is not hashable" in text and f"  operand: {name}\n" in text
+    assert "  rule: " in text and "  why: " in text and "tuple" in text.partition("  fix: ")[2]
 
 
 def test_lists_of_arrays():

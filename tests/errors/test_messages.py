@@ -102,9 +102,8 @@ def test_a_call_over_several_lines():
 # ---- the catalogue -----------------------------------------------------------------------------------------
 SRC = Path(opennki.__file__).parent
 TESTS = Path(__file__).parent
-# Not raised: names of old releases, what newer releases took back, and what belongs to the cache of framework calls.
-NOT_RAISED = {"err_tensor_creation_on_scratchpad_with_init_value_not_allowed", "err_read_modify_write_on_kernel_parameter",
-              "err_nki_param_not_hashable"}
+# Not raised: names of old releases, and what newer releases took back.
+NOT_RAISED = {"err_tensor_creation_on_scratchpad_with_init_value_not_allowed", "err_read_modify_write_on_kernel_parameter"}
 
 
 def strings(folder, *, without=()):

@@ -24,7 +24,8 @@ _kept: dict[int, BaseException] = {}
 
 
 def describe(exc: BaseException) -> str:
-    """The text a user needs: an NkiError as it is; any other with its class and the line that raised it."""
+    """The text a user needs: an NkiError as it is; any other with its class, and the NkiError that caused it or the
+    line that raised it."""
     try:
         text = str(exc)
     except BaseException as why:    # the text is the user's code too, and must not cost us the report
@@ -32,7 +33,9 @@ def describe(exc: BaseException) -> str:
     if not isinstance(exc, NkiError):
         text = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
         place = _place(exc.__traceback__)
-        if place is not None:
+        if isinstance(exc.__cause__, NkiError):     # a runtime index outside of its tensor is an IndexError
+            text += f"\n{exc.__cause__}"
+        elif place is not None:
             source = place.source()
             text += f"\n  at {place} in {place.function}" + (f"\n      {source}" if source else "")
     text = "\n".join([text, *map(str, getattr(exc, "__notes__", ()))])

@@ -12,22 +12,40 @@ from typing import Any
 from opennki.errors import NkiTypeError
 from opennki.kernels.base import TraceKernel, adopt
 from opennki.kernels.generic import GenericKernel
+from opennki.kernels.modes import check_mode
 from opennki.kernels.numpy_kernel import BaremetalKernel, BenchmarkKernel, NumpyKernel, ProfileKernel
 
 
-def jit(func: Any = None, mode: str = "auto", **kwargs: Any) -> Any:
+class _Jit:
     """Decorator of a kernel: bare, with arguments, or as a call; `kernel[grid](*arrays)` runs it.
 
     mode: jax, torchxla, baremetal, benchmark, profile, simulation, trace (a sub-kernel) or auto (decided by
     the arguments of each call). platform_target ("trn1", "trn2", ...) picks the chip. A kernel that is jitted
-    again takes the new mode and options. Raises NkiValueError for an unknown mode (`... passed to nki.jit`).
+    again takes the new mode and options. `nki.jit[...]`, the syntax of type parameters, is `nki.jit`.
+    Raises NkiValueError for an unknown mode (`... passed to nki.jit`).
     """
-    if func is None:
-        return functools.partial(jit, mode=mode, **kwargs)
-    kind = {"baremetal": BaremetalKernel, "benchmark": BenchmarkKernel, "profile": ProfileKernel}.get(
-        mode, GenericKernel
-    )
-    return kind(func, mode, **kwargs)
+
+    __name__ = "jit"
+
+    def __call__(self, func: Any = None, mode: str = "auto", **kwargs: Any) -> Any:
+        if func is None:
+            return functools.partial(self, mode=mode, **kwargs)
+        kind = {"baremetal": BaremetalKernel, "benchmark": BenchmarkKernel, "profile": ProfileKernel}.get(
+            check_mode(mode), GenericKernel
+        )
+        return kind(func, mode, **kwargs)
+
+    def __getitem__(self, item: Any) -> Any:
+        return self
+
+    def __repr__(self) -> str:
+        return "<nki.jit>"
+
+    def __reduce__(self) -> str:
+        return "jit"
+
+
+jit = _Jit()
 
 
 def trace(func: Any = None, **kwargs: Any) -> Any:

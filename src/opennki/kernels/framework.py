@@ -186,6 +186,12 @@ class FrameworkKernel(TraceKernel):
         """
         return self.specialise(self._map_args(boundargs)[0])
 
+    def resolve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[TraceResult, list[Any]]:
+        """What a binding calls: the specialisation for a call, and the tensors among its arguments in the order of the
+        kernel's operands. Errors: those of `bind` and `dump_config_with_boundargs`."""
+        mapped, tensors = self._map_args(self.bind(args, kwargs))
+        return self.specialise(mapped), tensors
+
     def specialise(self, mapped: dict[str, Any]) -> TraceResult:
         """The specialisation for arguments by name, whose tensors are DeclTensors."""
         options = self.options()  # target and settings are resolved before the cache is asked

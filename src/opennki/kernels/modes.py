@@ -82,7 +82,7 @@ class _ModeMap(Mapping[str, Any]):
             if mode in _FRAMEWORKS and exc.name and exc.name.split(".")[0] == _FRAMEWORKS[mode].module:
                 raise NkiValueError(
                     f"Unknown framework '{exc.name}': it is not installed", rule=f"mode {mode!r} needs the package {exc.name}",
-                    fix=f"install it, as with pip install 'opennki[{mode}]'",
+                    fix=f"install {exc.name}, or choose another mode",
                 ) from exc
             raise
 
@@ -129,10 +129,12 @@ def compute_mode(args: tuple[Any, ...], kwargs: dict[str, Any], mode: str = "aut
     if settings.current().simulator:
         return _native_mode_map["simulation"]
     if mode != "auto":
-        kind = _native_mode_map.get(mode) if mode in _native_mode_map else None
-        if kind is None:
-            raise NkiValueError(f"mode '{mode}' passed to nki.jit", rule=f"a mode is one of {', '.join(modes())}", loc=UNKNOWN)
-        return kind
+        try:
+            return _native_mode_map[mode]
+        except KeyError:
+            raise NkiValueError(
+                f"mode '{mode}' passed to nki.jit", rule=f"a mode is one of {', '.join(modes())}", loc=UNKNOWN
+            ) from None
     candidates = [(f, sys.modules[f.module]) for f in _FRAMEWORKS.values() if f.auto and f.module in sys.modules]
     if candidates:
         values = list(leaves((args, kwargs)))
