@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from opennki import settings
-from opennki.errors import UNKNOWN, NkiError, NkiTypeError
+from opennki.errors import UNKNOWN, NkiTypeError
 from opennki.interpret.prepared import Prepared
 from opennki.ir.verify import verify
 from opennki.isa import dtypes
@@ -110,11 +110,5 @@ def host_kernel(payload: bytes) -> HostKernel:
 
 
 def run_payload(payload: bytes, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-    """Run the kernel of a payload on buffers. Errors: NkiError."""
-    try:
-        host_kernel(payload).run(inputs, outputs)
-    except IndexError as exc:
-        # a runtime index out of bounds is a plain IndexError for Python callers, with the report as its cause
-        if isinstance(exc.__cause__, NkiError):
-            raise exc.__cause__ from None
-        raise
+    """Run the kernel of a payload on buffers. Errors: as HostKernel.run, and NkiParseError for what is no payload."""
+    host_kernel(payload).run(inputs, outputs)
