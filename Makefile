@@ -14,7 +14,7 @@ TORCH ?= torch==2.13.0
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types stubs bench mutate clean
+.PHONY: help setup demo test test-jax lint format types stubs bench mutate clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -47,6 +47,11 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed $(VENV)/.torch
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PY) -m pytest -n 2 --durations=10 --durations-min=1 $(ARGS)
+
+# The tests of the bridges alone, for a second Python and so a second JAX:
+#   make test-jax PYTHON=python3.12 VENV=.venv-3.12
+test-jax: $(VENV)/.installed
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PY) -m pytest -n 2 tests/bind tests/kernels tests/bug_reports/test_jax.py $(ARGS)
 
 lint: $(VENV)/.installed
 	$(PY) -m ruff check .

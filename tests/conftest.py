@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["pytester"]
+
+# Before any test imports JAX: four CPU devices, so that sharded programs have something to be sharded over.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("PJRT_NPROC", "16")  # what opennki sets itself when it is imported before JAX starts
 
 GOLDEN = Path(__file__).parent / "golden"
 _owners = {}  # file -> the test and text that it belongs to

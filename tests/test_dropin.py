@@ -125,7 +125,7 @@ def test_what_does_not_exist_says_so(line):
     [
         ("nki", "nki"),
         ("nki.language", "nki"),
-        ("jax_neuronx", "jax_neuronx"),
+        ("jax_neuronx.core", "jax_neuronx.core"),
         ("torch_neuronx.xla_impl.ops", "torch_neuronx.xla_impl"),
         ("torch_xla.distributed.xla_backend", "torch_xla.distributed"),
     ],

@@ -28,7 +28,7 @@ def test_environment_names_are_the_documented_ones():
     assert set(ENVS.values()) == {
         "OPENNKI_NUM_THREADS", "OPENNKI_CHECKS", "OPENNKI_STRICT_PLATFORM", "OPENNKI_CACHE_DIR",
         "OPENNKI_NEURONX_CC", "OPENNKI_EAGER", "OPENNKI_SEED", "NEURON_PLATFORM_TARGET_OVERRIDE",
-        "NKI_PRECISE_FP", "NKI_SIMULATOR", "NKI_DONT_CACHE_TRACE_FOR_JAX_LOWERING",
+        "NKI_PRECISE_FP", "NKI_SIMULATOR", "NKI_DONT_CACHE_TRACE_FOR_JAX_LOWERING", "OPENNKI_CALL_CHECKS", "OPENNKI_JAX_INLINE",
     }
 
 
@@ -155,3 +155,31 @@ def test_nothing_else_reads_the_environment():
             if named or imported:
                 readers.append(f"{path.relative_to(SRC)}:{node.lineno}")
     assert not readers, f"settings belong in settings.py: {readers}"
+
+
+def test_a_key_of_some_settings_follows_the_environment(monkeypatch):
+    monkeypatch.delenv("OPENNKI_SEED", raising=False)
+    before = settings.raw("seed", "checks")
+    assert settings.raw("seed", "checks") == before and settings.current().seed == 0
+    monkeypatch.setenv("OPENNKI_SEED", "7")
+    assert settings.raw("seed", "checks") != before and settings.current().seed == 7
+    monkeypatch.delenv("OPENNKI_SEED")
+    assert settings.raw("seed", "checks") == before and settings.current().seed == 0
+
+
+@pytest.mark.parametrize(("env", "threads"), [
+    ({}, None),
+    ({"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}, None),
+    ({"XLA_FLAGS": "--xla_a=1 --xla_force_host_platform_device_count=600"}, "2400"),
+    ({"JAX_NUM_CPU_DEVICES": "600"}, "2400"),
+    ({"JAX_NUM_CPU_DEVICES": "600", "PJRT_NPROC": "3"}, "3"),
+    ({"JAX_NUM_CPU_DEVICES": "x"}, None),
+])
+def test_several_cpu_devices_of_xla_get_a_larger_pool(monkeypatch, env, threads):
+    for name in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "PJRT_NPROC", "NPROC"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    settings.widen_xla_pool()
+    assert os.environ.get("PJRT_NPROC") == threads
+    monkeypatch.delenv("PJRT_NPROC", raising=False)

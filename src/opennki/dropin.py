@@ -47,7 +47,11 @@ MODULES: dict[str, str] = {
     f"{_NKI}.compiler.backends.neuron.dimensions": f"{_HERE}.dimensions",
     f"{_NKI}.compiler.backends.neuron.indexing": f"{_HERE}.backend_types",
     f"{_NKI}.compiler.backends.neuron.tensor": f"{_HERE}.backend_types",
+    f"{_NKI}.compiler.backends.neuron.TraceKernel": f"{_HERE}.backend_kernels",
+    f"{_NKI}.compiler.backends.neuron.FrameworkKernel": f"{_HERE}.backend_kernels",
+    f"{_NKI}.compiler.backends.neuron.NumpyKernel": f"{_HERE}.backend_kernels",
     f"{_NKI}.compile": f"{_HERE}.compile",
+    f"{_NKI}._jax": f"{_HERE}.jax_bridge",
     f"{_NKI}.nccl": f"{_HERE}.nccl",
     f"{_NKI}.nccl.collectives": f"{_HERE}.nccl",
     f"{_NKI}.distributed": f"{_HERE}.distributed",
@@ -75,19 +79,19 @@ _VENDOR: dict[str, str] = {}
 for _name, _ours in MODULES.items():
     _VENDOR.setdefault(_ours, _name)
 
-# Stand-ins for what torch drivers import, served by the finder that comes last: real packages win.
+# Stand-ins for what drivers of frameworks import, served by the finder that comes last: real packages win.
 _TORCH = "opennki.dialects.torch_shims"
 SHIMS: dict[str, str] = {
     "torch_xla": "",
     "torch_xla.core": "",
     "torch_xla.core.xla_model": f"{_TORCH}.xla_model",
     "torch_neuronx": f"{_TORCH}.torch_neuronx",
+    "jax_neuronx": "opennki.dialects.jax_neuronx",
 }
 
 # Top-level names that opennki will serve later. The second name is one that the real package has.
 LATER: dict[str, str] = {
     "nki": "nki.language",
-    "jax_neuronx": "jax_neuronx",
 }
 
 
@@ -228,7 +232,7 @@ class Later(MetaPathFinder):
             return ModuleSpec(name, _Loader(SHIMS[name]), origin="opennki", is_package=True)
         served = getattr(sys.modules.get(root), "__spec__", None)
         ours = root in SHIMS and (
-            served is None or served.origin == "opennki" or served.name.startswith(_TORCH)
+            served is None or served.origin == "opennki" or served.name in SHIMS.values()
         )
         if (ours or (root in LATER and root not in sys.modules)) and not _asked_only():
             raise NotYetModule(name)

@@ -6,10 +6,12 @@ Only names stand here: a framework is imported by its own program, its kernel cl
 from __future__ import annotations
 
 from opennki.kernels.modes import Framework, register_framework
+from opennki.settings import widen_xla_pool
 
 
 def register() -> None:
     """Register the frameworks, in the order in which arguments are asked."""
+    widen_xla_pool()
     register_framework(
         Framework(
             "jax",

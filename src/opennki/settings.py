@@ -7,6 +7,7 @@ between two calls. A value that is not legal raises `SettingsError`: variable, v
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -211,13 +212,51 @@ def _build(raw: tuple[str | None, ...], ambient: tuple[str | None, ...], cores: 
     return Settings(**values)
 
 
+_ENV_OF: dict[str, str] = {f.name: f.metadata["env"] for f in _FIELDS}
+
+
+def _texts(names: tuple[str, ...]) -> Callable[[], tuple[Any, ...]]:
+    """A function that reads variables, as a key for what depends on them: None for one that is not set.
+
+    os.environ encodes each name at each look-up; calls that take microseconds read what it stands on, where this Python
+    has it (bytes on POSIX).
+    """
+    data = getattr(os.environ, "_data", None)
+    encode = getattr(os.environ, "encodekey", None)
+    if type(data) is dict and encode is not None:
+        keys = [encode(name) for name in names]
+        return lambda: tuple(map(data.get, keys))
+    return lambda: tuple(map(os.environ.get, names))
+
+
+@lru_cache(maxsize=64)
+def _reader(names: tuple[str, ...]) -> Callable[[], tuple[Any, ...]]:
+    return _texts(tuple(_ENV_OF[name] for name in names))
+
+
+def raw(*names: str) -> tuple[Any, ...]:
+    """The state of some settings' variables, as a key for what depends on them. `names` are fields of Settings."""
+    return _reader(names)()
+
+
+_state = _texts((*_ENVS, *_AMBIENT))
+_latest: tuple[Any, Settings] | None = None
+
+
 def current() -> Settings:
     """The settings as the environment has them now.
 
-    Cheap (some microseconds): parsing happens once per state of the environment. Raises SettingsError.
+    Cheap (a few microseconds): parsing happens once per state of the environment. Raises SettingsError.
     """
+    global _latest
+    key = (_state(), _cores())
+    latest = _latest
+    if latest is not None and latest[0] == key:
+        return latest[1]
     get = os.environ.get
-    return _build(tuple(get(env) for env in _ENVS), tuple(get(env) for env in _AMBIENT), _cores())
+    made = _build(tuple(get(env) for env in _ENVS), tuple(get(env) for env in _AMBIENT), key[1])
+    _latest = key, made
+    return made
 
 
 def _show(value: object) -> str:
@@ -244,3 +283,27 @@ def describe() -> list[SettingRow]:
             value = f"{text!r} is not legal: {kind.legal}"
         rows.append(SettingRow(env, value, f.metadata["shown"] or _show(default), f.metadata["doc"]))
     return rows
+
+
+XLA_POOL = "PJRT_NPROC"
+"""Environment variable with the size of XLA:CPU's thread pool, read when JAX starts its CPU client."""
+
+
+def _xla_threads(devices: int) -> int:
+    """Threads that XLA:CPU needs for programs sharded over so many devices of its own."""
+    return 4 * devices
+
+
+def widen_xla_pool() -> None:
+    """Ask for a larger thread pool where several CPU devices are asked for, and nothing is said about the pool.
+
+    By default it has a thread for each device. A thread is held by each device that waits in a reduction, and by
+    each launch that waits because 32 steps are in flight: from then on nothing moves, with or without kernels of
+    ours (seen with jaxlib 0.10.2, any sharded program with a psum whose steps are slower than their launch).
+    """
+    environ = os.environ
+    flag = re.findall(r"--xla_force_host_platform_device_count=(\d{1,4})\b", environ.get("XLA_FLAGS", ""))
+    text = environ.get("JAX_NUM_CPU_DEVICES", "")
+    devices = max([int(n) for n in flag] + ([int(text)] if text.isascii() and text.isdigit() else []), default=1)
+    if devices > 1 and XLA_POOL not in environ and "NPROC" not in environ and _xla_threads(devices) > (os.cpu_count() or 1):
+        environ[XLA_POOL] = str(_xla_threads(devices))

@@ -14,33 +14,29 @@ IDS = frozenset(f"BR{n:03d}" for n in (
 
 # id -> (issue that brings what is missing, what the report needs): no test of these reports exists yet
 LATER = {
-    "BR022": ("3: JAX", "the kernel cache with its key, and a count of traces for None and dataclass arguments"),
     "BR036": ("6: torch", "one kernel alone and inside modules of 4 and 40 layers"),
     "BR042": ("new namespace", "nested fori_loop with runtime bounds"),
     "BR049": ("5: toolchain", "the allocator: overflow with byte counts, source line and the list of live tensors"),
     "BR052": ("5: toolchain", "SBUF use per partition in the profile"),
-    "BR063": ("5: toolchain", "benchmark in both namespaces, and the overhead of a second call with the cache of issue 3"),
+    "BR063": ("5: toolchain", "benchmark in both namespaces, and the overhead of a second call"),
     "BR067": ("5: toolchain", "a 224 x 224 convolution under benchmark within a time limit"),
     "BR069": ("5: toolchain", "warm-up apart from the latency"),
     "BR070": ("5: toolchain", "device time and host overhead as separate fields"),
     "BR074": ("5: toolchain", "a relative artifacts_dir"),
     "BR075": ("6: torch", "the report gives no shapes; a MoE kernel on a grid inside a model"),
     "BR076": ("6: torch", "two kernels next to each other in one lazy graph"),
-    "BR080": ("3: JAX", "vmap over a kernel"),
     "BR091": ("5: toolchain", "accessed elements in the viewer's data"),
 }
 
 # tested here as far as this issue goes; the rest of the report waits
 REST = {
     "BR021": ("new namespace", "fori_loop; here the do-while form"),
-    "BR024": ("3: JAX", "bool through JAX; here NumPy and torch tensors on the CPU"),
     "BR031": ("new namespace", "dynamic_range; here sequential and unrolled loops"),
-    "BR034": ("3: JAX", "gather fill and scatter drop in one jitted graph; here indirect DMA with INT_MAX"),
     "BR037": ("new namespace", "the message that asks for tensor_copy before a store"),
     "BR041": ("new namespace", "fori_loop, while_loop, dynamic_range; here the legacy loops"),
     "BR043": ("5: toolchain", "overlap in the timing model"),
     "BR045": ("5: toolchain", "random delays of engines and DMA; here the race checks"),
-    "BR050": ("3: JAX, 6: torch", "the kernel as a custom call in a model"),
+    "BR050": ("6: torch", "the kernel as a custom call in a torch model; here in a JAX program"),
     "BR060": ("5: toolchain", "the label of benchmark output"),
     "BR062": ("new namespace", "a legacy kernel under the new jit"),
     "BR064": ("new namespace", "a hint for each removed function"),

@@ -59,14 +59,7 @@ def keep(exc: BaseException) -> str:
     a debugger or a traceback that prints locals would read memory that is no longer there.
     """
     text = describe(exc)
-    seen: set[int] = set()
-    pending: list[BaseException | None] = [exc]
-    while pending:
-        link = pending.pop()
-        if link is not None and id(link) not in seen:
-            seen.add(id(link))
-            traceback.clear_frames(link.__traceback__)
-            pending += [link.__cause__, link.__context__, *(link.exceptions if isinstance(link, BaseExceptionGroup) else ())]
+    _drop_locals(exc)
     with _lock:
         number = next(_numbers)
         _kept[number] = exc
@@ -75,10 +68,29 @@ def keep(exc: BaseException) -> str:
     return f"{text}\n[nki-error {number}]"
 
 
+def _drop_locals(exc: BaseException) -> None:
+    """Clear the finished frames of an exception and of those it came from.
+
+    A program may run while the user handles an exception, on the user's own thread, and then that one is in the
+    chain too. It is not the kernel's, and is known by starting in a frame that still runs: it keeps its variables.
+    """
+    running = {frame for frame, _ in traceback.walk_stack(None)}
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [exc]
+    while pending:
+        link = pending.pop()
+        tb = link.__traceback__ if link is not None else None
+        if link is None or id(link) in seen or (link is not exc and tb is not None and tb.tb_frame in running):
+            continue
+        seen.add(id(link))
+        traceback.clear_frames(tb)
+        pending += [link.__cause__, link.__context__, *(link.exceptions if isinstance(link, BaseExceptionGroup) else ())]
+
+
 def cause_of(error: BaseException | str) -> BaseException | None:
     """The exception that a runtime's error reports, by the token in its text; None if it is not one of ours.
 
-    `raise NkiError(...) from cause_of(error)`, or re-raise a KeyboardInterrupt that a handler had to swallow.
+    For `raise ... from cause_of(error)`, or to re-raise a KeyboardInterrupt that a handler had to swallow.
     """
     tokens = _TOKEN.findall(str(error))
     with _lock:

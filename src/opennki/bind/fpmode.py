@@ -49,9 +49,10 @@ def _functions() -> tuple[Any, Any, Any] | None:
     return None
 
 
-_found = _functions()
-AVAILABLE = _found is not None
-_get, _set, _DEFAULT = _found or (None, None, None)
+_get: Any
+_set: Any
+_get, _set, _DEFAULT = _functions() or (None, None, None)
+AVAILABLE = _get is not None
 
 
 def enter() -> Any:

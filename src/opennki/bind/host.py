@@ -24,6 +24,7 @@ from opennki.isa import target as targets
 from opennki.kernels.payload import Payload, decode_backend_config
 
 MAX_KERNELS = 256
+MAX_PLANS = 8  # of a kernel, for different settings
 MAX_BYTES = 256 << 20  # of payloads that are kept
 
 
@@ -54,22 +55,24 @@ class HostKernel:
             verify(kernel, targets.resolve(kernel.target))
         self.inputs = [_Buffer(p.name, p.shape, p.dtype) for p in kernel.params]
         self.outputs = [_Buffer(r.name, r.shape, r.dtype) for r in payload.results]
-        self.plans: dict[Any, Prepared] = {}
+        self.plans: dict[Any, tuple[Prepared, int]] = {}
         self.lock = Lock()
 
-    def plan(self) -> Prepared:
-        """The kernel planned for the settings as they are now."""
-        current = settings.current()
-        key = (current.call_checks, current.precise_fp)
+    def plan(self) -> tuple[Prepared, int]:
+        """The kernel planned for the settings as they are now, and the seed."""
+        key = settings.raw("call_checks", "precise_fp", "seed")
         plan = self.plans.get(key)
         if plan is None:
+            current = settings.current()
             with self.lock:
                 plan = self.plans.get(key)
                 if plan is None:
                     with legal(self.payload):
-                        plan = Prepared(self.payload.kernel, current.call_checks)
-                    self.fits(plan)
-                    self.plans[key] = plan
+                        made = Prepared(self.payload.kernel, current.call_checks)
+                    self.fits(made)
+                    if len(self.plans) >= MAX_PLANS:
+                        self.plans.clear()
+                    plan = self.plans[key] = made, current.seed
         return plan
 
     def fits(self, plan: Prepared) -> None:
@@ -90,10 +93,8 @@ class HostKernel:
     def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         """Run on row-major buffers; results are written into `outputs`, which may share memory with the inputs that
         they alias. Errors: NkiTypeError for a wrong number, shape or dtype; NkiError of the kernel at its line."""
-        plan = self.plan()
-        plan.run(
-            self.fitted("operand", self.inputs, inputs), self.fitted("result", self.outputs, outputs), seed=settings.current().seed or 0
-        )
+        prepared, seed = self.plan()
+        prepared.run(self.fitted("operand", self.inputs, inputs), self.fitted("result", self.outputs, outputs), seed=seed)
 
     def fitted(self, what: str, wanted: list[_Buffer], given: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The buffers in storage dtypes, after a check of number, shape and dtype."""
@@ -153,5 +154,11 @@ def host_kernel(payload: bytes) -> HostKernel:
 
 
 def run_payload(payload: bytes, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-    """Run the kernel of a payload on buffers."""
-    host_kernel(payload).run(inputs, outputs)
+    """Run the kernel of a payload on buffers. Errors: NkiError."""
+    try:
+        host_kernel(payload).run(inputs, outputs)
+    except IndexError as exc:
+        # a runtime index out of bounds is a plain IndexError for Python callers, with the report as its cause
+        if isinstance(exc.__cause__, NkiError):
+            raise exc.__cause__ from None
+        raise

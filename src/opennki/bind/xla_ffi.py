@@ -17,6 +17,7 @@ rest of the call. Everything here is for one process and one machine: native byt
 from __future__ import annotations
 
 import ctypes as C
+import opcode
 import re
 import struct
 import sys
@@ -120,7 +121,7 @@ _read_dims = [struct.Struct(f"={n}q").unpack_from for n in range(65)]   # NumPy 
 # The whole address space as one buffer, so that reads and arrays need an offset and no ctypes object. It starts
 # one byte up, because NumPy takes a buffer at address 0 for none.
 _BASE = 1
-_MEMORY = (C.c_ubyte * (sys.maxsize - _BASE)).from_address(_BASE)
+_MEMORY: Any = (C.c_ubyte * (sys.maxsize - _BASE)).from_address(_BASE)
 
 # XLA_FFI_DataType, which is xla::PrimitiveType. Complex numbers are no NKI dtype but pass as arrays.
 _DTYPES: dict[int, np.dtype] = {code: np.dtype(kind) for code, kind in {
@@ -149,11 +150,11 @@ def _arrays(size: int, items: int, writable: bool) -> list[np.ndarray]:
             raise _refuse(f"{'output' if writable else 'operand'} {len(found)}", code)
         shape = _read_dims[rank](_MEMORY, dims - _BASE) if rank else ()
         if data and 0 not in shape:
-            array = np.ndarray(shape, dtype, _MEMORY, data - _BASE)     # type: ignore[call-overload]
+            array = np.ndarray(shape, dtype, _MEMORY, data - _BASE)
         else:
             array = np.empty(shape, dtype)      # XLA gives empty arrays no memory
         if not writable:
-            array.setflags(False)
+            array.setflags(False)  # type: ignore[call-arg]    # write=False, without the cost of a keyword
         found.append(array)
     return found
 
@@ -161,33 +162,42 @@ def _arrays(size: int, items: int, writable: bool) -> list[np.ndarray]:
 class _Payloads:
     """Reads one string attribute of a frame, and gives equal bytes as the same object.
 
-    A payload of many kilobytes is compared with the last one from that address, which is cheap, so that
-    whoever looks it up by value hashes it once and not for each call.
+    A payload of many kilobytes is compared with the one that this call site had before, which is cheap, so that
+    whoever looks it up by value hashes it once and not for each call. The address that tells call sites apart
+    may come to another program later. What is remembered is therefore a guess, right if the bytes are equal.
     """
 
     def __init__(self, attribute: str) -> None:
         self.name = attribute.encode()
         self.read_name = struct.Struct(f"{len(self.name)}s").unpack_from
-        self.kept: dict[tuple[int, int], tuple[bytes, Callable[[Any, int], tuple[Any, ...]]]] = {}
+        self.sites: dict[int, tuple[int, int, bytes, Any]] = {}
 
     def read(self, size: int, types: int, names: int, items: int) -> bytes:
-        memory, base, wanted = _MEMORY, _BASE, (self.name,)
+        """The payload of a frame with these attributes."""
+        site = self.sites.get(names)
+        if site is not None:
+            i, length, payload, read = site
+            if i < size and _read_int(_MEMORY, types + 4 * i - _BASE)[0] == _STRING:
+                data, now = _read_span(_MEMORY, _read_pointer(_MEMORY, items + 8 * i - _BASE)[0] - _BASE)
+                if now == length and (not length or read(_MEMORY, data - _BASE)[0] == payload):
+                    return payload
+        return self.find(size, types, names, items)
+
+    def find(self, size: int, types: int, names: int, items: int) -> bytes:
+        """The same by looking at every name; remembers the place."""
         for i in range(size):
-            data, length = _read_span(memory, _read_pointer(memory, names + 8 * i - base)[0] - base)
-            if length != len(self.name) or self.read_name(memory, data - base) != wanted:
+            data, length = _read_span(_MEMORY, _read_pointer(_MEMORY, names + 8 * i - _BASE)[0] - _BASE)
+            if length != len(self.name) or self.read_name(_MEMORY, data - _BASE)[0] != self.name:
                 continue
-            if _read_int(memory, types + 4 * i - base)[0] != _STRING:
+            if _read_int(_MEMORY, types + 4 * i - _BASE)[0] != _STRING:
                 break
-            where = data, length = _read_span(memory, _read_pointer(memory, items + 8 * i - base)[0] - base)
-            kept = self.kept.get(where)
-            if kept is not None and kept[1](memory, data - base)[0] == kept[0]:
-                return kept[0]
+            data, length = _read_span(_MEMORY, _read_pointer(_MEMORY, items + 8 * i - _BASE)[0] - _BASE)
             read = struct.Struct(f"{length}s").unpack_from
-            fresh = read(memory, data - base)[0]
-            if len(self.kept) >= _KEPT_PAYLOADS:
-                self.kept.clear()
-            self.kept[where] = fresh, read
-            return fresh
+            payload = read(_MEMORY, data - _BASE)[0] if length else b""
+            if len(self.sites) >= _KEPT_PAYLOADS:
+                self.sites.clear()
+            self.sites[names] = i, length, payload, read
+            return payload
         raise NkiValueError(f"the custom call has no string attribute {self.name.decode()!r}", loc=UNKNOWN,
                             rule="the payload of a kernel is one string attribute of the custom call",
                             fix="the program was not emitted by this version of opennki; emit it again")
@@ -215,6 +225,23 @@ def _xla_error(frame: int, text: str) -> int | None:
     message = text.encode("utf-8", "backslashreplace").replace(b"\0", b"\\0")
     create = _create_prototype(_Api.from_address(_Frame.from_address(frame).api).error_create)
     return create(C.byref(_ErrorCreate(C.sizeof(_ErrorCreate), None, message, _INTERNAL)))
+
+
+def _enter_quietly(function: Any) -> Any:
+    """The function with no check for signals before its first line, so that its own `try` sees every exception.
+
+    CPython runs signal handlers, which raise KeyboardInterrupt, also at the RESUME instruction by which a function
+    starts, before any `try` of it. In a callback from C that loses the result: after a Ctrl-C during a program,
+    XLA takes what is left on the stack for an error and crashes. RESUME 2 means "after a `yield from`", where
+    CPython makes no such check; the next one comes with the first call inside.
+    """
+    code = bytearray(function.__code__.co_code)
+    for at in range(0, len(code), 2):
+        if code[at] == opcode.opmap.get("RESUME"):
+            code[at + 1] |= 2
+            function.__code__ = function.__code__.replace(co_code=bytes(code))
+            break
+    return function
 
 
 def typed_handler(run: Run, *, version: tuple[int, int], attribute: str = "opaque") -> Any:
@@ -259,7 +286,7 @@ def typed_handler(run: Run, *, version: tuple[int, int], attribute: str = "opaqu
         except BaseException as exc:
             return _xla_error(frame, f"{type(exc).__name__} while an error of a kernel was reported")
 
-    return C.CFUNCTYPE(C.c_void_p, C.c_void_p)(handler)
+    return C.CFUNCTYPE(C.c_void_p, C.c_void_p)(_enter_quietly(handler))
 
 
 def untyped_handler(run: RunUntyped, on_error: Callable[[BaseException], None]) -> Any:
@@ -282,7 +309,7 @@ def untyped_handler(run: RunUntyped, on_error: Callable[[BaseException], None]) 
         except BaseException as exc:
             on_error(exc)
 
-    return C.CFUNCTYPE(None, C.c_void_p, C.POINTER(C.c_void_p), C.c_void_p, C.c_size_t, C.c_void_p)(handler)
+    return C.CFUNCTYPE(None, C.c_void_p, C.POINTER(C.c_void_p), C.c_void_p, C.c_size_t, C.c_void_p)(_enter_quietly(handler))
 
 
 def view(pointer: int, shape: tuple[int, ...], dtype: Any, writable: bool = True) -> np.ndarray:

@@ -48,7 +48,7 @@ def _shape_for(words: tuple[str, ...], shape: tuple[int, ...], iteration: tuple[
         else:
             wanted = (shape[0], prod(shape[1:]))
     elif (words[-1].endswith("*") and prod(shape) == prod(iteration)
-          and (len(iteration) != len(shape) or shape[0] == iteration[0])):
+          and (len(iteration) != len(shape) or shape[:1] == iteration[:1])):
         wanted = iteration
     else:
         return None

@@ -52,22 +52,27 @@ def _make_effect() -> Any:
 _effect = _make_effect()
 
 
+def varying(aval: Any) -> frozenset[Any]:
+    """Mesh axes of a shard_map over which a value varies, where this JAX counts them."""
+    manual = getattr(aval, "mat", None)  # jax 0.10; `vma` before
+    return frozenset(getattr(manual if manual is not None else aval, "varying" if manual is not None else "vma", ()) or ())
+
+
 def shaped(shape: tuple[int, ...], dtype: np.dtype[Any], avals: Sequence[Any]) -> Any:
     """The abstract value of a result. Inside shard_map it varies over the mesh axes that the operands vary over."""
-    varying: frozenset[Any] = frozenset()
     for aval in avals:
-        varying |= frozenset(getattr(aval, "vma", ()) or ())
-    if varying:
-        try:
-            return jax.core.ShapedArray(shape, dtype, vma=varying)
-        except TypeError:  # a JAX that counts them otherwise
-            pass
+        if varying(aval):
+            try:
+                sharding = aval.sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(shape)))
+                return aval.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+            except (AttributeError, TypeError):  # a JAX that builds them otherwise
+                break
     return jax.core.ShapedArray(shape, dtype)
 
 
 def equal_varying(operands: Sequence[Any]) -> list[Any]:
     """Operands of one call that all vary over the same mesh axes, as check_vma of shard_map asks for."""
-    axes = [frozenset(getattr(getattr(x, "aval", None), "vma", ()) or ()) for x in operands]
+    axes = [varying(getattr(x, "aval", None)) for x in operands]
     union: frozenset[Any] = frozenset().union(*axes)
     if not union or all(a == union for a in axes):
         return list(operands)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
 
-from opennki.bind import fpmode, xla_ffi
-from opennki.bind.host import host_kernel
+from opennki.bind import xla_ffi
+from opennki.bind.host import run_payload
 
 TARGET = "AwsNeuronCustomNativeKernel"
 ATTRIBUTE = "opaque"
@@ -20,20 +19,11 @@ ATTRIBUTE = "opaque"
 _registered: list[Any] = []  # XLA keeps the address of the handler: it lives as long as the process
 
 
-def run(payload: bytes, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
-    """Run one custom call, with the floating-point mode of the interpreter (XLA flushes denormals)."""
-    saved = fpmode.enter()
-    try:
-        host_kernel(payload).run(inputs, outputs)
-    finally:
-        fpmode.leave(saved)
-
-
 def register_handler() -> None:
     """Tell XLA:CPU about the handler; a second call does nothing."""
     if _registered:
         return
     version = xla_ffi.version_from_header(jax.ffi.include_dir())
-    handler = xla_ffi.typed_handler(run, version=version, attribute=ATTRIBUTE)
+    handler = xla_ffi.typed_handler(run_payload, version=version, attribute=ATTRIBUTE)
     _registered.append(handler)
     jax.ffi.register_ffi_target(TARGET, xla_ffi.capsule(handler), platform="cpu", api_version=1)

@@ -5,18 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from opennki.dialects.neuronxcc._missing import missing
-from opennki.errors import NkiNotYet
 from opennki.kernels.entry import baremetal, benchmark, jit, profile, simulate_kernel, trace
+from opennki.kernels.framework import FrameworkKernel
 from opennki.kernels.generic import GenericKernel
 from opennki.lang.tensor import Tensor as tensor
-
-
-class FrameworkKernel:
-    """Base class of framework bindings. Not in opennki yet: making one raises NkiNotYet."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NkiNotYet("neuronxcc.nki.FrameworkKernel")
-
 
 __all__ = [
     "FrameworkKernel",
