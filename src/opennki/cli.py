@@ -1,4 +1,4 @@
-"""The command line: `opennki run | ops | trace | doctor`."""
+"""The command line: `opennki run | ops | trace | inspect | doctor`."""
 
 from __future__ import annotations
 
@@ -237,6 +237,25 @@ def parse_argument(text: str) -> DeclTensor | Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text  # also what looks like a literal and is none: an unhashable key, a nesting too deep for the parser
+
+
+@app.command()
+def inspect(
+    file: Annotated[str, typer.Argument(help="HLO, StableHLO, jax.export or payload; - is standard input")],
+    no_ir: Annotated[bool, typer.Option("--no-ir", help="Leave the kernel IR out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    kernel: Annotated[int | None, typer.Option("--kernel", help="Show the kernel with this number only.")] = None,
+) -> None:
+    """Show the NKI kernels in a compiled program: what each custom call computes.
+
+    FILE is HLO or StableHLO text, a serialized HLO module, StableHLO bytecode, a jax.export file, or the payload of one call.
+    Exit status 1 if a call has no kernel that can be read, or there is no call.
+    """
+    from opennki.tools.inspect import show
+
+    status = show(file, ir=not no_ir, as_json=as_json, number=kernel, out=sys.stdout, err=sys.stderr)
+    if status:
+        raise typer.Exit(status)
 
 
 @app.command()

@@ -6,15 +6,17 @@ size. Arrays are the framework's own buffers: nothing is copied that the kernel 
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from opennki import settings
-from opennki.errors import UNKNOWN, NkiTypeError
+from opennki.errors import UNKNOWN, NkiError, NkiParseError, NkiTypeError, NkiValueError
 from opennki.interpret.prepared import Prepared
 from opennki.ir.verify import verify
 from opennki.isa import dtypes
@@ -26,6 +28,21 @@ MAX_PLANS = 8  # of a kernel, for different settings
 MAX_BYTES = 256 << 20  # of payloads that are kept
 
 
+@contextmanager
+def legal(payload: Payload) -> Iterator[None]:
+    """Report what the checks of an instruction stumble over as a fault of the payload: they are written for operands that the
+    tracer makes, and IR from elsewhere may have any. Errors: NkiParseError."""
+    try:
+        yield
+    except (NkiError, MemoryError):
+        raise
+    except Exception as exc:
+        raise NkiParseError(
+            f"{payload.func_name}: the IR in this payload is not legal ({type(exc).__name__}: {exc})", loc=UNKNOWN,
+            rule="the operands of an instruction are as its declaration says",
+        ) from exc
+
+
 class HostKernel:
     """A decoded payload, ready to run on buffers."""
 
@@ -34,7 +51,8 @@ class HostKernel:
     def __init__(self, payload: Payload) -> None:
         self.payload = payload
         kernel = payload.kernel
-        verify(kernel, targets.resolve(kernel.target))
+        with legal(payload):
+            verify(kernel, targets.resolve(kernel.target))
         self.inputs = [_Buffer(p.name, p.shape, p.dtype) for p in kernel.params]
         self.outputs = [_Buffer(r.name, r.shape, r.dtype) for r in payload.results]
         self.plans: dict[Any, tuple[Prepared, int]] = {}
@@ -49,10 +67,28 @@ class HostKernel:
             with self.lock:
                 plan = self.plans.get(key)
                 if plan is None:
+                    with legal(self.payload):
+                        made = Prepared(self.payload.kernel, current.call_checks)
+                    self.fits(made)
                     if len(self.plans) >= MAX_PLANS:
                         self.plans.clear()
-                    plan = self.plans[key] = Prepared(self.payload.kernel, current.call_checks), current.seed
+                    plan = self.plans[key] = made, current.seed
         return plan
+
+    def fits(self, plan: Prepared) -> None:
+        """Refuse a kernel whose own tensors cannot be in the memory of this machine, before they are made. Errors:
+        NkiValueError."""
+        memory = physical_memory()
+        own = [a for a in plan.tape.layout.allocs if a.kind == "local"]
+        sizes = {a: a.size * dtypes.itemsize(a.dtype) for a in own}
+        # those in shared HBM live as long as the call; of the others at least the largest one is there at once
+        needed = sum(n for a, n in sizes.items() if a.space == "shared_hbm") + max(
+            (n for a, n in sizes.items() if a.space != "shared_hbm"), default=0)
+        if memory and needed > memory:
+            raise NkiValueError(
+                f"{self.payload.func_name}: its tensors need {needed >> 20} MiB, and this machine has {memory >> 20} MiB of memory",
+                loc=UNKNOWN, rule="a kernel that runs on this machine fits into its memory", fix="call the kernel with smaller arrays",
+            )
 
     def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         """Run on row-major buffers; results are written into `outputs`, which may share memory with the inputs that
@@ -88,6 +124,14 @@ class _Buffer:
                 fix="call the kernel again for these shapes: a payload is for one set of them",
             )
         return array if self.view is self.public or self.view == self.public else array.view(self.view)
+
+
+def physical_memory() -> int:
+    """Bytes of memory of this machine; 0 where that is not known."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
 
 
 _kernels: OrderedDict[bytes, HostKernel] = OrderedDict()

@@ -40,6 +40,8 @@ def read_locations(text: str) -> tuple[list[Loc], list[int]]:
     """A table for `from_text(text, locations)`. Errors: NkiParseError if it is not well formed."""
     if type(text) is not str or len(text) > t.MAX_TEXT_BYTES:
         _fail("it is not a string, or too long")
+    if text.count(",") > 4 * t.MAX_STATEMENTS or text.count("[") + text.count("{") > t.MAX_STATEMENTS:
+        _fail("it has too many entries")  # each becomes a Python object, of many times the size of its text
     try:
         table: Any = json.loads(text)
     except (ValueError, RecursionError, MemoryError):

@@ -90,7 +90,7 @@ class _Parser:
         foreign = _FOREIGN.search(text)
         if foreign:
             e.line = text.count("\n", 0, foreign.start()) + 1
-            e.error(f"unexpected character {foreign[0]!r}")
+            e.error(f"unexpected character {foreign[0]!a}")
         if text.count("\n") > t.MAX_STATEMENTS:
             e.error(f"a kernel has at most {t.MAX_STATEMENTS} statements")
         expected = False  # a block must follow

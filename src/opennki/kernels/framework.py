@@ -132,7 +132,7 @@ class FrameworkKernel(TraceKernel):
         **kwargs: Any,
     ) -> None:
         super().__init__(func, grid, **kwargs)
-        if func_name is not None:
+        if func_name:
             self.func_name = func_name
         self.enable_cache = enable_cache
         self.__neuron_kernel_interface_kernel_cache__ = self.new_cache() if cache is None else cache

@@ -3,8 +3,8 @@
 Keys, in order: kernel_version, func_name, grid, has_collectives, matmul_mac_count, platform_target,
 platform_target_is_fallback, opts, serialize_dims, serialize_ir_string, tiled, constant_values, kernel_return,
 result_is_sequence, mac_count, source_locations. The same kernel gives the same bytes whatever bridge asks, on every
-machine. The decoder trusts nothing: bounded sizes, a schema, no pickle, no eval. Source: seeds
-"encode_backend_config"; public tools read `mac_count`.
+machine. The decoder trusts nothing: bounded sizes, a schema, no pickle, no eval. Every fault is an NkiParseError that
+names the key. Source: seeds "encode_backend_config"; public tools read `mac_count`. docs/payload.md describes it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import binascii
 import dataclasses
 import enum
 import json
+import math
 import os
+import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import sha256
@@ -23,20 +25,26 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from opennki.errors import UNKNOWN, Loc, NkiParseError
+from opennki.errors import UNKNOWN, Loc, NkiParseError, NkiValueError
 from opennki.ir.locations import locations_text, read_locations
-from opennki.ir.nodes import Kernel
+from opennki.ir.nodes import Alloc, Kernel, statements
 from opennki.ir.parse import from_text
 from opennki.ir.print import to_text
 from opennki.ir.results import CallResult, call_results
-from opennki.ir.text import RelativeFiles
+from opennki.ir.text import RelativeFiles, tensor_name
 from opennki.isa import dtypes
 
 KERNEL_VERSION = 1
 """Version of the payload; a reader refuses a newer one."""
 
 MAX_PAYLOAD_BYTES = 512 << 20
-MAX_TENSOR_BYTES = 1 << 44  # of all tensors of a kernel together
+MAX_OTHER_BYTES = 8 << 20  # of the JSON outside of its strings: bounds the number of Python objects it becomes
+MAX_NESTING = 32  # of the JSON
+MAX_TENSOR_BYTES = 1 << 39
+"""Most bytes of all tensors of a kernel together; no chip has as much memory."""
+MAX_PROGRAMS = 1 << 22
+"""Most programs of a launch grid."""
+MAX_MACS = 1 << 128
 _FOLDERS: OrderedDict[bytes, str] = OrderedDict()  # of payloads made in this process: where their sources are
 _FOLDERS_KEPT = 4096
 _lock = Lock()
@@ -59,6 +67,7 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     "mac_count": int,
 }
 OPTIONAL: dict[str, type | tuple[type, ...]] = {"source_locations": str}
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,12 @@ class Payload:
         return tuple((r.operand, i) for i, r in enumerate(self.results) if r.operand is not None)
 
 
+class NkiForeignPayload(NkiParseError):
+    """A payload that another compiler wrote: JSON without a kernel in opennki IR. `config` is the JSON object."""
+
+    config: dict[str, Any]
+
+
 def digest(payload: bytes) -> bytes:
     """Key of a payload in caches and tables."""
     return sha256(payload).digest()
@@ -99,30 +114,32 @@ def serialize_dims(kernel: Kernel, results: list[CallResult]) -> dict[str, Any]:
 
 def constant_json(value: Any, depth: int = 0) -> Any:
     """A compile-time constant of a call for people and tools; never an address, the same in every process."""
-    if value is None or isinstance(value, (bool, str)):
-        return value
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
+    if value is None or isinstance(value, (bool, str)):
+        return value
     if isinstance(value, int):
-        return value if abs(value) < 1 << 63 else str(value)
+        return value if abs(value) < 1 << 63 else str(value) if value.bit_length() < 1024 else hex(value)
     if isinstance(value, float):
-        return value if np.isfinite(value) else repr(value)
+        return float(value) if math.isfinite(value) else repr(float(value))
     if depth < 8:
         if isinstance(value, (tuple, list)):
             return [constant_json(v, depth + 1) for v in value]
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = {f.name: constant_json(getattr(value, f.name), depth + 1) for f in dataclasses.fields(value)}
+            fields = {f.name: constant_json(getattr(value, f.name, None), depth + 1) for f in dataclasses.fields(value)}
             return {"type": type(value).__qualname__, **fields}
         if isinstance(value, dict):
-            return {str(k): constant_json(v, depth + 1) for k, v in value.items()}
+            items = [(constant_json(k, depth + 1), constant_json(v, depth + 1)) for k, v in value.items()]
+            # only text is a key in JSON: other keys could collide with it, or with each other
+            return dict(items) if all(isinstance(k, str) for k in value) else {"items": [list(item) for item in items]}
     if isinstance(value, np.generic):
         return {"dtype": value.dtype.name, "value": str(value)}
     try:
         return {"dtype": dtypes.canonical(value)}
     except (TypeError, ValueError):
         pass
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return {"object": f"{named.__module__}.{named.__qualname__}"}
+    named = value if isinstance(getattr(value, "__qualname__", None), str) else type(value)
+    return {"object": f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"}
 
 
 def encode_backend_config(
@@ -141,8 +158,12 @@ def encode_backend_config(
     """The payload of a traced kernel, as ASCII text.
 
     matmul_mac_count: multiply-accumulates of one program. constant_values: arguments that are no tensors. tiled: the
-    program is in tiles already. Errors: NkiValueError for a kernel that the text cannot hold.
+    program is in tiles already. Errors: NkiValueError for a kernel that the text cannot hold, or that is larger than a
+    payload can be.
     """
+    large = _too_large(kernel)
+    if large:
+        raise NkiValueError(f"{func_name}: {large[0]}", loc=UNKNOWN, rule=large[1])
     results = call_results(kernel)
     config = {
         "kernel_version": KERNEL_VERSION,
@@ -167,6 +188,7 @@ def encode_backend_config(
     if folder:
         with _lock:
             _FOLDERS[digest(raw)] = folder
+            _FOLDERS.move_to_end(digest(raw))
             while len(_FOLDERS) > _FOLDERS_KEPT:
                 _FOLDERS.popitem(last=False)
     return raw.decode("ascii")
@@ -193,17 +215,16 @@ def read_config(raw: bytes) -> dict[str, Any]:
         text = base64.b64decode(raw, validate=True)
     except (binascii.Error, ValueError):
         _fail("it is not base64")
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError, MemoryError):
-        _fail("what is inside is not JSON")
-    if type(config) is not dict:
-        _fail("what is inside is not a JSON object")
+    config = _json(text)
+    ir = config.get("serialize_ir_string")
+    if ir is None or (type(ir) is str and "opennki_ir" not in ir[:4096]):
+        _foreign(config)
     version = config.get("kernel_version")
     if type(version) is not int or version < 1:
-        _fail(f"kernel_version is {_short(version)}, and not a positive number")
+        _fail(f"kernel_version is {_short(version)}, and not a positive number" if "kernel_version" in config
+              else "the key kernel_version is missing")
     if version > KERNEL_VERSION:
-        _fail(f"kernel_version is {version}: it was written by a newer opennki",
+        _fail(f"kernel_version is {_short(version)}: it was written by a newer opennki",
               rule=f"this opennki reads payloads up to version {KERNEL_VERSION}", fix="upgrade opennki")
     for key, kind in KEYS.items():
         if key not in config:
@@ -216,9 +237,65 @@ def read_config(raw: bytes) -> dict[str, Any]:
             _fail(f"the key {_short(key)} is not known")
     if any(type(n) is not int or not 0 <= n < 1 << 40 for n in config["grid"]):
         _fail("grid is not a list of sizes")
-    if config["matmul_mac_count"] < 0 or config["mac_count"] != config["matmul_mac_count"]:
+    if not 0 <= config["matmul_mac_count"] < MAX_MACS:
+        _fail("matmul_mac_count is not a count")
+    if config["mac_count"] != config["matmul_mac_count"]:
         _fail("mac_count and matmul_mac_count are not the same count")
     return config
+
+
+def _json(text: bytes) -> dict[str, Any]:
+    """The JSON object of a payload: UTF-8, finite numbers, no key twice, bounded."""
+    try:
+        source = text.decode("utf-8")
+        if len(source) > MAX_OTHER_BYTES and len(_STRING.sub("", source)) > MAX_OTHER_BYTES:
+            _fail(f"its JSON has more than {MAX_OTHER_BYTES} bytes outside of strings")
+        config = json.loads(source, object_pairs_hook=_unique, parse_constant=_number, parse_float=_number)
+        if "\\ud" in source or "\\uD" in source:  # half of a surrogate pair is no text, and fails where it is printed
+            json.dumps(config, ensure_ascii=False).encode("utf-8")
+    except NkiParseError:
+        raise
+    except (ValueError, RecursionError, MemoryError):
+        _fail("what is inside is not JSON")
+    if type(config) is not dict:
+        _fail("what is inside is not a JSON object")
+    level, depth = [config], 0
+    while level:
+        depth += 1
+        if depth > MAX_NESTING:
+            _fail(f"its JSON nests deeper than {MAX_NESTING} levels")
+        level = [v for x in level for v in (x.values() if type(x) is dict else x) if type(v) in (dict, list)]
+    return config
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        _fail(f"the key {_short(twice)} is there twice")
+    return made
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        _fail(f"{_short(text)} is not a finite number")
+    return value
+
+
+def _foreign(config: dict[str, Any]) -> NoReturn:
+    """Refuse a payload without a kernel of ours."""
+    keys = ", ".join(_short(key)[1:-1] for key in list(config)[:24])
+    error = NkiForeignPayload(
+        "this payload has no kernel in opennki IR (the key serialize_ir_string): it was written by another compiler"
+        + (f"; its keys: {keys}" if keys else ""),
+        loc=UNKNOWN, rule="opennki reads payloads that opennki has written",
+        why="the intermediate representation of another compiler is not published",
+        fix="call the kernel's source file through opennki",
+    )
+    error.config = config
+    raise error
 
 
 def _kind(key: str, value: Any, kind: type | tuple[type, ...]) -> None:
@@ -227,8 +304,9 @@ def _kind(key: str, value: Any, kind: type | tuple[type, ...]) -> None:
 
 
 def _agree(config: dict[str, Any], kernel: Kernel, results: list[CallResult]) -> None:
-    """The keys that repeat what the IR says, say the same."""
+    """The keys that repeat what the IR says, say the same, and the kernel is no larger than a kernel can be."""
     said = {
+        "func_name": kernel.name,
         "grid": [v.hi + 1 for v in kernel.grid],
         "has_collectives": kernel.has_collectives,
         "platform_target": kernel.target,
@@ -237,11 +315,29 @@ def _agree(config: dict[str, Any], kernel: Kernel, results: list[CallResult]) ->
     for key, value in said.items():
         if config[key] != value:
             _fail(f"{key} is {_short(config[key])}, and {_short(value)} in the IR")
-    if config["serialize_dims"] != serialize_dims(kernel, results):
+    # as text: True, 1 and 1.0 are equal in Python, and not the same shape in JSON
+    if json.dumps(config["serialize_dims"], sort_keys=True) != json.dumps(serialize_dims(kernel, results), sort_keys=True):
         _fail("serialize_dims and the IR disagree about the operands or results")
-    total = sum(alloc.size * dtypes.itemsize(alloc.dtype) for alloc in kernel.params)
-    if total > MAX_TENSOR_BYTES:
-        _fail(f"its inputs have {total} bytes")
+    large = _too_large(kernel)
+    if large:
+        _fail(large[0], rule=large[1])
+
+
+def _too_large(kernel: Kernel) -> tuple[str, str] | None:
+    """What is too large about a kernel, and the rule; None for a kernel that may run."""
+    programs = math.prod(v.hi + 1 for v in kernel.grid)
+    if programs > MAX_PROGRAMS:
+        return f"its grid has {programs} programs", f"a launch grid has at most {MAX_PROGRAMS} programs"
+    local = dict.fromkeys(s for s in statements(kernel.body) if isinstance(s, Alloc))
+    total = 0
+    for alloc in dict.fromkeys((*kernel.params, *kernel.constant_allocs, *local)):
+        size = alloc.size * dtypes.itemsize(alloc.dtype)
+        total += size
+        if total > MAX_TENSOR_BYTES:
+            name = ascii(alloc.name)[1:-1] or tensor_name(alloc.id)
+            return (f"its tensors have more than {MAX_TENSOR_BYTES} bytes ({name} alone has {size})",
+                    f"the tensors of a kernel have at most {MAX_TENSOR_BYTES} bytes together")
+    return None
 
 
 def _places(table: str, raw: bytes) -> tuple[list[Loc], list[int]]:
@@ -253,18 +349,26 @@ def _places(table: str, raw: bytes) -> tuple[list[Loc], list[int]]:
 
 
 def _file(name: str, folder: str) -> str:
-    """A source file of a payload. One made elsewhere names no file outside of the current folder, so that an error
-    message cannot be made to show a line of it."""
-    if name.startswith("<"):
-        return name
+    """A source file of a payload.
+
+    One made elsewhere gives the name of a file and no path to one, in brackets as Python names what is no file: an
+    error message shows the name, and cannot be made to show a line of a file of this machine.
+    """
     if folder:
-        return os.path.normpath(os.path.join(folder, name))
-    parts = name.replace("\\", "/").split("/")
-    return parts[-1] if os.path.isabs(name) or ".." in parts else name
+        return name if name.startswith("<") else os.path.normpath(os.path.join(folder, name))
+    if name.startswith("<") and name.endswith(">"):
+        name = name[1:-1]
+    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+    shown = parts[-1:] if ".." in parts or name[:1] in ("/", "\\") or ":" in name else parts
+    return "<" + ascii("/".join(shown))[1:-1].replace("<", "").replace(">", "") + ">"
 
 
 def _short(value: Any) -> str:
-    text = ascii(value)
+    if type(value) in (dict, list):
+        return f"a {type(value).__name__} of {len(value)}"
+    if type(value) is int and value.bit_length() > 128:
+        return "a number of more than 128 bits"
+    text = ascii(value[:60] if type(value) is str else value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
