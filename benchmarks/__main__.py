@@ -1,11 +1,11 @@
-"""All benchmarks: `python -m benchmarks [trace] [interpreter]` (what `make bench` runs); each in a process of its own."""
+"""All benchmarks: `python -m benchmarks [trace] [interpreter] [prepared]` (what `make bench` runs); each in a process of its own."""
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("trace", "interpreter")
+NAMES = ("trace", "interpreter", "prepared")
 
 
 def main(names: list[str]) -> int:
