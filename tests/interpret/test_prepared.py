@@ -369,6 +369,24 @@ def test_no_value_of_an_earlier_call_is_left_where_nothing_was_written():
             full.run([x], buffers(full))
 
 
+def test_a_program_sees_nothing_of_the_one_before_it():
+    def kernel(x):
+        out = nl.ndarray((2, *x.shape), dtype=x.dtype, buffer=nl.shared_hbm)
+        i = nl.program_id(0)
+        t = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        t[:, nl.ds(i * 4, 4)] = nl.load(x[:, nl.ds(i * 4, 4)])
+        nl.store(out[i], nl.copy(t))
+        return out
+    x = normal(8, 8)
+    plan = Prepared(traced(kernel, x, grid=(2,))[0], "fast")
+    for order in ("program", "reversed"):
+        out, = buffers(plan)
+        plan.run([x], [out], order=order)
+        expected = np.full((2, 8, 8), np.nan, np.float32)
+        expected[0, :, :4], expected[1, :, 4:] = x[:, :4], x[:, 4:]
+        np.testing.assert_array_equal(out, expected)
+
+
 def test_unwritten_elements_of_an_output_have_no_value_and_are_reported():
     x = normal(8, 8)
     ir, _ = traced(part_of_a_tensor, x)

@@ -75,17 +75,19 @@ class Instance:
                 blank(buffers[slot], alloc)
                 if shadows[slot] is not None:
                     shadows[slot].fill(0)
-            self.origins = {}
+            if self.origins:
+                self.origins = {}
         self.used = True
         self.pc, self.done, self.inside = 0, False, None
 
     def end(self) -> None:
         """Let go of everything that belongs to a run."""
-        self.report, self.out, self.owners, self.progress = _raise, None, {}, None
+        buffers, shadows, views = self.buffers, self.shadows, self.views
+        self.report, self.out, self.owners, self.progress = _raise, None, _NONE, None
         for slot in self.tape.released:
-            self.buffers[slot] = self.shadows[slot] = None
+            buffers[slot] = shadows[slot] = None
         for key in self.tape.outer_views:
-            self.views[key] = None
+            views[key] = None
 
     def new_buffer(self, alloc: Alloc, slot: int) -> None:
         """Memory of a tensor: registers start at zero, everything else with no value (NaN where there is one)."""
@@ -134,6 +136,9 @@ class Instance:
         self.pc = pc
         self.done = True
         return None
+
+
+_NONE: dict[Any, Any] = {}
 
 
 def _raise(kind: str, error: NkiError) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -92,7 +92,7 @@ class Prepared:
             certain = report if self._certain is self._policy else Reporter(self._certain)
             for kind, problem in tape.problems:
                 certain(kind, problem)
-        shared: Shared = list(self._constants)
+        shared: Shared = self._constants.copy()
         for (slot, home, size), array in zip(self._params, inputs, strict=True):
             if array.nbytes != size or not array.flags.c_contiguous:
                 raise _unfit(self.kernel, "input", array, size)
@@ -107,74 +107,62 @@ class Prepared:
         for alloc, slot in self._scratch:
             state = np.zeros(alloc.size, np.uint8) if alloc in tape.tracked else None
             shared.append((slot, fresh(alloc) if alloc in tape.holes else room(alloc), state))
-        used: list[Instance] = []
-        run = _Run(shared, seed, report, out, order, progress, used)
         if tape.multiplies:
             with one_thread():
-                last = self._programs(run)
+                machines = self._programs(shared, seed, report, out, order, progress)
         else:
-            last = self._programs(run)
+            machines = self._programs(shared, seed, report, out, order, progress)
+        last = machines[-1]
         if tape.partial:
             _count_stored(tape, last, report)
         for view, i in self.copies:
             if outputs[i].size:
                 target = outputs[i].view(view.dtype) if outputs[i].dtype != view.dtype else outputs[i]
                 target[...] = view.get(last).reshape(target.shape)
-        for machine in used:
+        for machine in machines:
             machine.end()
             if len(self._idle) < self._room:
                 self._idle.append(machine)
 
-    def _machine(self, run: _Run) -> Instance:
+    def _machine(self) -> Instance:
         try:
-            machine = self._idle.pop()  # atomic, so no lock
+            return self._idle.pop()  # atomic, so no lock
         except IndexError:
-            machine = Instance(self.tape)
-        run.used.append(machine)
-        return machine
+            return Instance(self.tape)
 
-    def _programs(self, run: _Run) -> Instance:
-        """Run all programs; returns the machine of one that ended last."""
+    def _programs(self, shared: Shared, seed: int, report: Reporter, out: Any, order: str,
+                  progress: Callable[[int, int], None] | None) -> list[Instance]:
+        """Run all programs; returns the machines, that of the program that ended last at the end."""
         grid, tape = self._grid, self.tape
         total = len(grid)
         owners: dict[Any, Any] = {}
-        if total == 1 and not tape.suspends and run.order == "program":
-            machine = self._machine(run)
-            machine.begin(grid[0], run.shared, run.seed, run.report, run.out, owners)
-            machine.progress = run.progress
+        if total == 1 and not tape.suspends and order == "program":
+            machine = self._machine()
+            machine.begin(grid[0], shared, seed, report, out, owners)
+            machine.progress = progress
             machine.run()
-            return machine
-        numbers = ordered(run.order, total)
+            return [machine]
+        numbers = ordered(order, total)
         done = 0
 
         def step() -> None:
             nonlocal done
             done += 1
-            if run.progress is not None and total > 1:
-                run.progress(done, total)
-        machines = [self._machine(run) for _ in (grid if tape.suspends else grid[:1])]
+            if progress is not None and total > 1:
+                progress(done, total)
+        machines = [self._machine() for _ in (grid if tape.suspends else grid[:1])]
         if tape.suspends:
             for machine, program in zip(machines, grid, strict=True):
-                machine.begin(program, run.shared, run.seed, run.report, run.out, owners)
+                machine.begin(program, shared, seed, report, out, owners)
             run_all(machines, numbers, self.kernel.cores, step)
-            return machines[-1]
+            return machines
         for number in numbers:
-            machines[0].begin(grid[number], run.shared, run.seed, run.report, run.out, owners)
+            machines[0].begin(grid[number], shared, seed, report, out, owners)
+            if total == 1:
+                machines[0].progress = progress
             machines[0].run()
             step()
-        return machines[0]
-
-
-class _Run(NamedTuple):
-    """What one call is about."""
-
-    shared: Shared
-    seed: int
-    report: Reporter
-    out: Any
-    order: str
-    progress: Callable[[int, int], None] | None
-    used: list[Instance]
+        return machines
 
 
 def _buffer(array: np.ndarray) -> np.ndarray:

@@ -221,6 +221,8 @@ def _lean(plan: Plan) -> Step:
             return _constant(body, static, plan.outputs[0])
         if all(fit is None for _, _, _, fit, _ in inputs):
             simple = [(n, g, r) for n, g, r, _, _ in inputs]
+            if len(simple) == 1:
+                return _unary(body, static, simple[0], get_out, write)
 
             def fast(machine: Any) -> None:
                 kw = dict(static)
@@ -243,6 +245,17 @@ def _lean(plan: Plan) -> Step:
             kw[name] = value_at(machine)
         for (get, write), value in zip(outputs, _values(body(**kw), count), strict=True):
             write(get(machine), value)
+    return step
+
+
+def _unary(body: Callable[..., Any], static: dict[str, Any], operand: Any, get_out: Any, write: Any) -> Step:
+    """The step of an instruction with one tile operand and one result."""
+    name, get, read = operand
+
+    def step(machine: Any) -> None:
+        array = get(machine)
+        value = body(**{name: array if read is None else read(array)}, **static)
+        write(get_out(machine), value[0] if value.__class__ is tuple else value)
     return step
 
 
