@@ -1,11 +1,11 @@
-"""All benchmarks: `python -m benchmarks [trace] [interpreter] [xla_handler]` (what `make bench` runs); each in a process of its own."""
+"""All benchmarks: `python -m benchmarks [trace] [interpreter] [prepared] [xla_handler] [jax_call]` (what `make bench` runs); each in a process of its own."""
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("trace", "interpreter", "xla_handler")
+NAMES = ("trace", "interpreter", "prepared", "xla_handler", "jax_call")
 
 
 def main(names: list[str]) -> int:

@@ -198,3 +198,75 @@ def test_random_programs(seed):
     except SyntaxError:
         source = "c = 0\nlog(1)"
     check(source)
+
+
+def many(log, a=0, b=0, c=0, d=0, e=0, f=0, g=0, h=0, k=0, m=0, n=0, o=0, p=0, q=0, r=0, s=0, i=0, j=0):
+    """A helper with more keywords than Python passes in one instruction."""
+    log(a + b + c + d + e + f + g + h + k + m + n + o + p + q + r + s, i, j)
+
+
+def test_a_call_with_many_keywords_unrolls_nothing():
+    def body(log):
+        for i in affine_range(1000):
+            for j in affine_range(1000):
+                many(log=log, a=1, b=1, c=1, d=1, e=1, f=1, g=1, h=1, k=1, m=1, n=1, o=1, p=1, q=1, r=1, s=1, i=i % 3, j=j % 5)
+    statements_, _, attempts = trace(body)
+    assert attempts == 1 and sum(isinstance(s, Instr) for s in statements(statements_)) == 1
+
+
+def test_long_displays_and_comprehensions_in_a_body_unroll_nothing():
+    def body(log):
+        for i in affine_range(1000):
+            table = [i % 3, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30,
+                     31, 32, 33, 34]
+            squares = [[a * b for a in range(3)] for b in range(2)]
+            log(len(table) + squares[1][2], table[0])
+    statements_, _, attempts = trace(body)
+    assert attempts == 1 and sum(isinstance(s, Instr) for s in statements(statements_)) == 1
+
+
+@pytest.mark.parametrize("source", [
+    "for i in R(4):\n    log(1, i)\nfor h in R(4):\n    for i in R(5):\n        log(2, i, h)",
+    "x = 0\nfor i in R(4):\n    if i > 1:\n        x = i\n    else:\n        x = 2\n    log(1, x)",
+    "x = 0\nfor h in R(3):\n    for i in R(4):\n        x = i + 1\n        if x > h:\n            continue\n        log(1, x, h)",
+])
+def test_a_variable_that_each_iteration_sets_itself_carries_nothing(source):
+    _, attempts = check(source)
+    assert attempts == 1
+
+
+@pytest.mark.parametrize("source", [
+    "x = 0\nfor h in R(4):\n    for i in R(3):\n        if i > h:\n            x = 7\n    log(1, x, h)",
+    "x = 0\nfor i in R(4):\n    try:\n        int('a')\n        x = i\n    except ValueError:\n        pass\n    x = x + 1\n    log(1, x)",
+    "x = 0\nfor i in R(4):\n    if i == 2:\n        x = 5\n    log(1, x, i)",
+    "x = 0\nfor i in R(4):\n    try:\n        x = i\n        log(1, x)\n    except ValueError:\n        log(2, x)\n    log(3, x)",
+])
+def test_a_variable_that_one_path_leaves_alone_is_carried(source):
+    check(source)
+
+
+@pytest.mark.parametrize(("condition", "mask", "kept"), [
+    ("128 * i + 127 >= 512 * h", "128 * i >= 512 * h", 0),  # the same on integers
+    ("i >= h", "i + 3 >= h", 0),
+    ("i > h", "i >= h", 0),
+    ("i >= h", "i > h", 1),
+    ("i >= h", "h >= i", 1),
+    ("not i > h", "h >= i", 0),
+    ("128 * i + 126 >= 512 * h", "128 * i >= 512 * h", 0),
+    ("128 * i + 128 >= 512 * h", "128 * i >= 512 * h", 1),
+])
+def test_a_mask_that_the_path_decides_is_dropped(condition, mask, kept):
+    source = f"def body(put):\n    for h in R(4):\n        for i in R(16):\n            if {condition}:\n                put({mask})"
+    namespace = {"R": affine_range}
+    exec(source, namespace)
+    tracer = Tracer(TRN1)
+    token = activate(tracer)
+    try:
+        nodes, _ = tracer.run(lambda: namespace["body"](lambda m: call("memset", ((128, 4), 1.0, "float32"), {"mask": m})))
+    finally:
+        deactivate(token)
+    found = [s for s in statements(nodes) if isinstance(s, Instr)]
+    assert len(found) == 1 and len(found[0].mask) == kept
+    # and the intervals agree with every value of the indices
+    holds = [eval(mask, {"i": i, "h": h}) for h in range(4) for i in range(16) if eval(condition, {"i": i, "h": h})]
+    assert kept or all(holds)

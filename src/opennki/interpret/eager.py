@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from opennki.errors import NkiValueError
-from opennki.interpret.machine import Reporter, fresh
+from opennki.interpret.checks import Reporter
+from opennki.interpret.machine import fresh
 from opennki.interpret.simulate import Checks, check_written, commit, dtypes_public, to_memory
 from opennki.interpret.steps import Plan, compile_step
 from opennki.interpret.views import Layout, View

@@ -16,10 +16,10 @@ def unproven(kernel: Kernel) -> set[Alloc]:
     proven: set[Alloc] = set()
     _scan(kernel.body, proven)
     found = {a for a in read_anywhere(kernel.body) if a.kind == "local" and a not in proven}
-    return (found | _computed_from(kernel, found)) - _resized(kernel)
+    return found | _computed_from(kernel, found)
 
 
-def _resized(kernel: Kernel) -> set[Alloc]:
+def resized(kernel: Kernel) -> set[Alloc]:
     """Tensors that are also used as a dtype of another size: no state is kept, it is one by element of the tensor's own dtype."""
     return {a.alloc for s in statements(kernel.body) if isinstance(s, Instr) for a, _, _ in accesses(s)
             if a.dtype != a.alloc.dtype and dtypes.itemsize(a.dtype) != dtypes.itemsize(a.alloc.dtype)}

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from opennki.errors import NkiError, warn
-from opennki.interpret.initialised import partly_written, unproven
+from opennki.errors import NkiError
+from opennki.interpret.initialised import partly_written, resized, unproven
 from opennki.interpret.steps import Plan, compile_step
 from opennki.interpret.views import Layout, View, compile_affine, value_of
 from opennki.ir.affine import Range, Var, narrowed
-from opennki.ir.nodes import Alloc, DoWhile, For, If, Instr, Kernel, Stmt
+from opennki.ir.nodes import Alloc, DoWhile, For, If, Instr, Kernel, Stmt, statements
 from opennki.isa import dtypes
 from opennki.isa.declare import ISA
 from opennki.trace import independence
@@ -34,37 +34,65 @@ class Wait:
 
 
 class Instance:
-    """One program of the grid."""
+    """One program of the grid. Its memory serves one program after the other: `begin` makes it ready for the next."""
 
     __slots__ = ("buffers", "done", "env", "inside", "origins", "out", "owners", "pc", "program", "progress", "report", "seed",
-                 "shadows", "tape", "trace", "views")
+                 "shadows", "tape", "used", "views")
 
-    def __init__(self, tape: Tape, program: tuple[int, ...], shared: dict[int, tuple[Any, Any]], seed: int,
-                 report: Callable[[str, NkiError], None], out: Any, owners: dict[Any, Any] | None = None) -> None:
-        self.tape, self.program, self.seed, self.report, self.out = tape, program, seed, report, out
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
         self.env = [0] * max(1, len(tape.layout.vars))
-        for var, value in zip(tape.kernel.grid, program, strict=True):
-            self.env[tape.layout.var(var)] = value
         self.buffers: list[Any] = [None] * len(tape.layout.allocs)
         self.shadows: list[Any] = [None] * len(tape.layout.allocs)
         self.views: list[Any] = [None] * tape.layout.views
-        for slot, (data, state) in shared.items():
-            self.buffers[slot], self.shadows[slot] = data, state
-        for alloc, slot in tape.layout.allocs.items():
-            if self.buffers[slot] is None and (slot not in tape.layout.moving):
-                self.new_buffer(alloc, slot)
-        self.origins: dict[int, Any] = {}
-        self.inside: Any = None
-        self.owners: dict[Any, Any] = owners if owners is not None else {}
-        self.progress: Callable[[int, int], None] | None = None
+        for alloc, slot in tape.own:
+            self.new_buffer(alloc, slot)
+        self.used = False
         self.pc = 0
         self.done = False
-        self.trace: Any = None
+        self.inside: Any = None
+        self.program: tuple[int, ...] = ()
+        self.seed = 0
+        self.out: Any = None
+        self.report: Callable[[str, NkiError], None] = _raise
+        self.origins: dict[int, Any] = {}
+        self.owners: dict[Any, Any] = {}
+        self.progress: Callable[[int, int], None] | None = None
+
+    def begin(self, program: tuple[int, ...], shared: list[tuple[int, Any, Any]], seed: int,
+              report: Callable[[str, NkiError], None], out: Any, owners: dict[Any, Any]) -> None:
+        """Make ready to run a program. `shared`: (slot, bytes, state of the elements or None) of the tensors outside of the program."""
+        tape = self.tape
+        self.program, self.seed, self.report, self.out, self.owners = program, seed, report, out, owners
+        for slot, value in zip(tape.program_slots, program, strict=True):
+            self.env[slot] = value
+        buffers, shadows = self.buffers, self.shadows
+        for slot, data, state in shared:
+            buffers[slot], shadows[slot] = data, state
+        if self.used:
+            # nothing of an earlier run is left where a program may read before it writes
+            for alloc, slot in tape.renewed:
+                blank(buffers[slot], alloc)
+                if shadows[slot] is not None:
+                    shadows[slot].fill(0)
+            if self.origins:
+                self.origins = {}
+        self.used = True
+        self.pc, self.done, self.inside = 0, False, None
+
+    def end(self) -> None:
+        """Let go of everything that belongs to a run."""
+        buffers, shadows, views = self.buffers, self.shadows, self.views
+        self.report, self.out, self.owners, self.progress = _raise, None, _NONE, None
+        for slot in self.tape.released:
+            buffers[slot] = shadows[slot] = None
+        for key in self.tape.outer_views:
+            views[key] = None
 
     def new_buffer(self, alloc: Alloc, slot: int) -> None:
         """Memory of a tensor: registers start at zero, everything else with no value (NaN where there is one)."""
         # what is proven to be written first needs no fill
-        self.buffers[slot] = fresh(alloc) if alloc in self.tape.unset or alloc.kind == "register" else _room(alloc)
+        self.buffers[slot] = fresh(alloc) if alloc in self.tape.unset or alloc.kind == "register" else room(alloc)
         self.shadows[slot] = np.zeros(alloc.size, np.uint8) if alloc in self.tape.tracked else None
 
     def owners_of(self, view: View, slot: int, var: Var) -> np.ndarray:
@@ -110,22 +138,34 @@ class Instance:
         return None
 
 
-def _room(alloc: Alloc) -> np.ndarray:
+_NONE: dict[Any, Any] = {}
+
+
+def _raise(kind: str, error: NkiError) -> None:
+    raise error
+
+
+def room(alloc: Alloc) -> np.ndarray:
+    """Memory of a tensor, with any bytes in it."""
     return np.empty(max(1, alloc.size) * dtypes.itemsize(alloc.dtype), np.uint8)
 
 
 def fresh(alloc: Alloc) -> np.ndarray:
-    """Memory without a value: NaN bytes for floats, 0xA5 for integers; zero for registers, and for PSUM, where the first accumulation
-    starts from zero."""
-    count = max(1, alloc.size) * dtypes.itemsize(alloc.dtype)
-    if alloc.kind == "register" or alloc.space == "psum":
-        return np.zeros(count, np.uint8)
-    out = np.empty(count, np.uint8)
-    if dtypes.is_float(alloc.dtype):
-        out.view(dtypes.storage(alloc.dtype))[...] = np.nan
-    else:
-        out.fill(0xA5 if alloc.dtype != "bool" else 1)
+    """Memory without a value (see `blank`)."""
+    out = room(alloc)
+    blank(out, alloc)
     return out
+
+
+def blank(data: np.ndarray, alloc: Alloc) -> None:
+    """Take the values out of memory: NaN bytes for floats, 0xA5 for integers; zero for registers, and for PSUM, where the first
+    accumulation starts from zero."""
+    if alloc.kind == "register" or alloc.space == "psum":
+        data.fill(0)
+    elif dtypes.is_float(alloc.dtype):
+        data.view(dtypes.storage(alloc.dtype))[...] = np.nan
+    else:
+        data.fill(0xA5 if alloc.dtype != "bool" else 1)
 
 
 class Tape:
@@ -145,10 +185,11 @@ class Tape:
         self.layout = Layout()
         self.steps: list[Any] = []
         unset = unproven(kernel)
+        self.unset_reads = unset
         self.unset = unset | {o.alloc for o in kernel.outputs}
         # returned tensors whose elements are counted at the end
         self.partial = partly_written(kernel) if partial else set()
-        self.tracked: set[Alloc] = (unset if track else set()) | self.partial
+        self.tracked: set[Alloc] = (unset - resized(kernel) if track else set()) | self.partial
         self.restarted = {a for a in unset if a.space == "psum"}
         self.seed = seed
         self.ranges: dict[Var, Range] = {v: (v.lo, v.hi) for v in kernel.grid}
@@ -162,8 +203,26 @@ class Tape:
         for a in (*kernel.params, *kernel.constant_allocs, *local):
             self.layout.alloc(a)
         self.loops: list[int] = [self.layout.var(v) for v in kernel.grid]
+        self.program_slots = tuple(self.loops)
         self._body(kernel.body, self.ranges)
         self.outputs = [View(o, self.layout, {}, "output", o.alloc.loc) for o in kernel.outputs]
+        self._memory(kernel)
+
+    def _memory(self, kernel: Kernel) -> None:
+        """Which tensors belong to a program and which are outside of it, and what is to be done between two programs."""
+        slots, moving = self.layout.allocs, self.layout.moving
+        outer = {*kernel.params, *kernel.constant_allocs, *(a for a in slots if a.space == "shared_hbm")}
+        self.own = [(a, slot) for a, slot in slots.items() if a not in outer and slot not in moving]
+        self.renewed = [(a, slot) for a, slot in self.own if a in self.unset or a in self.tracked or a.kind == "register"]
+        self.released = tuple([slots[a] for a in outer] + sorted(moving))
+        self.outer_views = tuple([key for a in outer for key in self.layout.fixed.get(slots[a], ())])
+        self.own_bytes = sum(a.size * dtypes.itemsize(a.dtype) for a, _ in self.own)
+        # outputs and intermediate tensors in shared memory of which a part may be read or returned without having been written
+        partly = partly_written(kernel)
+        self.holes = {a for a in outer if a.kind == "local" and (a in self.unset_reads or a in partly)}
+        called = [ISA[s.op] for s in statements(kernel.body) if isinstance(s, Instr)]
+        self.suspends = any(decl.suspends for decl in called)
+        self.multiplies = any(decl.family == "matmul" for decl in called)
 
     def _body(self, body: list[Stmt], ranges: dict[Var, Range]) -> None:
         last = _last_uses(body, self) if self.frees else {}
@@ -274,7 +333,6 @@ class Tape:
 
 
 def _allocs(body: list[Stmt]) -> list[Alloc]:
-    from opennki.ir.nodes import statements
     seen: dict[Alloc, None] = {}
     for stmt in statements(body):
         if isinstance(stmt, Alloc):
@@ -284,7 +342,6 @@ def _allocs(body: list[Stmt]) -> list[Alloc]:
 
 def _last_uses(body: list[Stmt], tape: Tape) -> dict[int, list[int]]:
     """For each statement, the slots of this body's tensors that no later statement uses."""
-    from opennki.ir.nodes import statements
     from opennki.ir.verify import accesses
     own = {s for s in body if isinstance(s, Alloc) and tape.layout.alloc(s) in tape.layout.moving}
     kept = {o.alloc for o in tape.kernel.outputs}
@@ -329,19 +386,3 @@ def _clear(slot: int) -> Callable[[Instance], None]:
     def step(machine: Instance) -> None:
         machine.buffers[slot].fill(0)
     return step
-
-
-class Reporter:
-    """What to do with a broken rule: raise, warn once per place, or nothing, by kind of check."""
-
-    def __init__(self, policy: dict[str, str]) -> None:
-        self.policy = policy
-        self.seen: set[Any] = set()
-
-    def __call__(self, kind: str, error: NkiError) -> None:
-        action = self.policy.get(kind, "error")
-        if action == "error":
-            raise error
-        if action == "warn" and (kind, error.loc) not in self.seen:
-            self.seen.add((kind, error.loc))
-            warn(error)

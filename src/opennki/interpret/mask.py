@@ -59,8 +59,21 @@ class Masker:
 
 
 def truth_of(base: int, strides: tuple[int, ...], lo: tuple[int, ...], hi: tuple[int, ...]) -> np.ndarray:
-    """base + sum(strides * iota) >= 0 over a box."""
-    return index_values(base, strides, lo, hi) >= 0
+    """base + sum(strides * iota) >= 0 over a box (read-only: it may be a broadcast view)."""
+    shape = tuple(b - a for a, b in zip(lo, hi, strict=True))
+    least = base + sum(min(s * a, s * (b - 1)) for s, a, b in zip(strides, lo, hi, strict=True))
+    most = base + sum(max(s * a, s * (b - 1)) for s, a, b in zip(strides, lo, hi, strict=True))
+    if least >= 0 or most < 0 or 0 in shape:
+        return np.full(shape, least >= 0)
+    # the innermost moving dimension against the sum of the others: no array of index values is made
+    axis = max(j for j, s in enumerate(strides) if s and shape[j] > 1)
+    others = tuple(0 if j == axis else s for j, s in enumerate(strides))
+    ends = tuple(a + 1 if j == axis or not s else b for j, (s, a, b) in enumerate(zip(others, lo, hi, strict=True)))
+    kind = np.int32 if least > -2**31 and most < 2**31 else np.int64
+    rest = (-index_values(base, others, lo, ends)).astype(kind)
+    row = (strides[axis] * np.arange(lo[axis], hi[axis], dtype=np.int64)).astype(kind)
+    truth = np.greater_equal(row.reshape([-1 if k == axis else 1 for k in range(len(shape))]), rest)
+    return np.broadcast_to(truth, shape)
 
 
 def index_values(base: int, strides: tuple[int, ...], lo: tuple[int, ...], hi: tuple[int, ...]) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from opennki.errors import Loc
 from opennki.interpret import shadow, touched
-from opennki.interpret.mask import Masker, clip, index_values
+from opennki.interpret.mask import Masker, clip, index_values, truth_of
 from opennki.interpret.views import Layout, View, compile_affine, value_of
 from opennki.ir.affine import Affine, Range, Var
 from opennki.ir.nodes import Access, IndexTile, Instr, PredTile
@@ -147,10 +147,11 @@ class Plan:
             zero = (0,) * len(shape)
 
             def truth(m: Any) -> Array:
-                out = np.ones(shape, bool)
+                out: Any = None
                 for base, strides in preds:
-                    out &= index_values(value_of(base, m.env), strides, zero, shape) >= 0
-                return out
+                    part = truth_of(value_of(base, m.env), strides, zero, shape)
+                    out = part if out is None else out & part
+                return np.ones(shape, bool) if out is None else out
             self.lazy.append((name, truth))
         elif isinstance(spec, Tile) and isinstance(value, (int, float)) and not isinstance(value, bool) and not raw:
             self.static[name] = np.float32(value)
@@ -170,11 +171,13 @@ class Plan:
             if value.shape != out.shape and value.size == out.size:
                 value = value.reshape(out.shape)
             kind = value.dtype
+            if kind == np.float32 and plain:
+                out[...] = value
+                return
+            if value.size > 1 and not any(value.strides):
+                value = value[(slice(0, 1),) * value.ndim]  # one number for all elements is converted once
             if kind == np.float32:
-                if plain:
-                    out[...] = value
-                else:
-                    write(out, value)
+                write(out, value)
             elif kind == storage and dtype != "tfloat32":
                 out[...] = value
             else:
@@ -214,8 +217,12 @@ def _lean(plan: Plan) -> Step:
     count = len(outputs)
     if count == 1 and not lazy and all(z is None for *_, z in inputs):
         get_out, write = outputs[0]
+        if not inputs and not plan.decl.random:
+            return _constant(body, static, plan.outputs[0])
         if all(fit is None for _, _, _, fit, _ in inputs):
             simple = [(n, g, r) for n, g, r, _, _ in inputs]
+            if len(simple) == 1:
+                return _unary(body, static, simple[0], get_out, write)
 
             def fast(machine: Any) -> None:
                 kw = dict(static)
@@ -238,6 +245,35 @@ def _lean(plan: Plan) -> Step:
             kw[name] = value_at(machine)
         for (get, write), value in zip(outputs, _values(body(**kw), count), strict=True):
             write(get(machine), value)
+    return step
+
+
+def _unary(body: Callable[..., Any], static: dict[str, Any], operand: Any, get_out: Any, write: Any) -> Step:
+    """The step of an instruction with one tile operand and one result."""
+    name, get, read = operand
+
+    def step(machine: Any) -> None:
+        array = get(machine)
+        value = body(**{name: array if read is None else read(array)}, **static)
+        write(get_out(machine), value[0] if value.__class__ is tuple else value)
+    return step
+
+
+def _constant(body: Callable[..., Any], static: dict[str, Any], output: tuple[View, Any, str]) -> Step:
+    """The step of an instruction without operands: its value is the same each time, so it is computed and rounded once."""
+    view, write, _ = output
+    kept: list[Array] = []
+
+    def step(machine: Any) -> None:
+        out = view.get(machine)
+        if kept:
+            out[...] = kept[0]
+            return
+        value = body(**static)
+        value = np.asarray(value[0] if value.__class__ is tuple else value)
+        write(out, value)
+        if value.size and not any(value.strides):  # one number for all elements
+            kept.append(np.array(out[(slice(0, 1),) * out.ndim]))
     return step
 
 

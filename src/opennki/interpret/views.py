@@ -28,6 +28,7 @@ class Layout:
         self.vars: dict[Var, int] = {}
         self.allocs: dict[Alloc, int] = {}
         self.views = 0
+        self.fixed: dict[int, list[int]] = {}  # cached views by the slot of their tensor
         self.moving: set[int] = set()
 
     def var(self, var: Var) -> int:
@@ -38,8 +39,9 @@ class Layout:
         """Slot of a tensor."""
         return self.allocs.setdefault(alloc, len(self.allocs))
 
-    def view(self) -> int:
-        """A new slot for a cached view."""
+    def view(self, slot: int) -> int:
+        """A new slot for a cached view of a tensor."""
+        self.fixed.setdefault(slot, []).append(self.views)
         self.views += 1
         return self.views - 1
 
@@ -116,7 +118,7 @@ class View:
             self.dynamic = Dynamic(self, layout, ranges)
             self.get: Getter = self.dynamic.gather
         elif isinstance(self.base, int) and not self.bounds and self.slot not in layout.moving:
-            self.get = self._fixed(layout.view(), self.base)
+            self.get = self._fixed(layout.view(self.slot), self.base)
         else:
             self.get = self._computed(self.base)
 

@@ -5,8 +5,8 @@
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import inf
+from collections.abc import Iterable, Mapping
+from math import gcd, inf
 
 Range = tuple[int, int]
 
@@ -252,6 +252,20 @@ def narrowed(ranges: Mapping[Var, Range], pred: Pred) -> dict[Var, Range] | None
             return None
         out[atom] = (lo, hi)
     return out
+
+
+def implied(expr: Affine, facts: Iterable[Affine], ranges: Mapping[Var, Range]) -> bool:
+    """True when `expr >= 0` follows from the ranges, or from them and `fact >= 0` for one of the facts."""
+    if expr.range(ranges)[0] >= 0:
+        return True
+    expr = _reduced(expr)
+    return any(expr.add(_reduced(fact), -1).range(ranges)[0] >= 0 for fact in facts)
+
+
+def _reduced(expr: Affine) -> Affine:
+    """The smallest expression that is >= 0 where this one is: 128*i + 127 >= 0 is i >= 0, on integers."""
+    factor = gcd(*(c for _, c in expr.terms))
+    return Affine(expr.const // factor, tuple((a, c // factor) for a, c in expr.terms)) if factor > 1 else expr
 
 
 UNBOUNDED: tuple[float, float] = (-inf, inf)

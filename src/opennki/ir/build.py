@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from opennki.errors import UNKNOWN, Loc, NkiError, make, user_frame
-from opennki.ir.affine import Affine, Pred, Range, Var
+from opennki.ir.affine import Affine, Pred, Range, Var, implied
 from opennki.ir.nodes import Access, Alloc, Dim, Instr, Stmt
 from opennki.isa.target import Target
 
@@ -104,6 +104,18 @@ class Builder:
         return self.locs[index] if index >= 0 else UNKNOWN
 
     # ---- control flow (the tracer overrides these) -----------------------------------------------------------------------------
+    def facts(self) -> list[Affine]:
+        """What is known to be >= 0 on the current path."""
+        return []
+
+    def undecided(self, preds: tuple[Pred, ...], shape: tuple[int, ...]) -> tuple[Pred, ...]:
+        """The predicates of a mask over a tile of `shape` that are not known to hold for all of it on the current path."""
+        if not preds or 0 in shape:
+            return preds
+        facts = self.facts()
+        least = [p.expr.add(sum(min(0, s * (n - 1)) for s, n in zip(p.strides, shape, strict=False))) for p in preds]
+        return tuple(p for p, low in zip(preds, least, strict=True) if not implied(low, facts, self.ranges))
+
     def decide(self, pred: Pred) -> bool:
         """Truth of a scalar predicate on the current path."""
         lo, hi = pred.expr.range(self.ranges)

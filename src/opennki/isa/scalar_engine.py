@@ -84,7 +84,7 @@ def _apply(op: str, data: Array, bias: Array | None, scale: Any) -> Array:
     else:
         x = data if scale == 1 else data * np.float32(scale)
     if bias is not None:
-        x = x + bias
+        x = x + bias if x is data else np.add(x, bias, out=x)
     return np.asarray(SCALAR[op].raw(x))
 
 

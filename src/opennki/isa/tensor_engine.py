@@ -235,7 +235,7 @@ def nc_matmul(stationary: T[Array, In("K M", SBUF, FLOATS, operand_mask=True)],
         if dst is None:
             return product, None
         product = product.reshape(dst.shape)
-        return dst.astype(np.float32) + product if accumulate else product
+        return np.add(dst, product, out=product) if accumulate else product
 
 
 def _transpose_engine(c: Any, target: Any) -> str:

@@ -384,10 +384,10 @@ def memset(shape: T[tuple[int, ...], Attr((tuple, list))],
     number = value.item() if isinstance(value, (np.number, np.bool_)) else value
     if isinstance(number, int):
         if -2**63 <= number < 2**63:
-            return np.full(tuple(shape), number, np.int64)
+            return np.broadcast_to(np.int64(number), tuple(shape))
         number = max(-10**39, min(number, 10**39))  # infinity to float32; Python refuses longer ones
     with np.errstate(all="ignore"):
-        return np.full(tuple(shape), np.float32(number), np.float32)
+        return np.broadcast_to(np.float32(number), tuple(shape))
 
 
 def _shuffle_check(c: Any, _target: Any) -> None:

@@ -28,12 +28,12 @@ FP32_MIN = float(np.finfo(np.float32).min)
 def apply(op: str, x: Any, y: Any, reverse: bool = False) -> Array:
     """op(x, y), or op(y, x) if `reverse`, in float32; a unary operator takes x alone. True is 1."""
     function = SCALAR[op]
-    with np.errstate(all="ignore"):
-        if function.arity == 1:
-            value = np.asarray(function.raw(x))
-        else:
-            value = np.asarray(function.raw(y, x) if reverse else function.raw(x, y))
-    return value.astype(np.float32, copy=False)
+    if function.arity == 1:
+        value = function.numpy(x)
+    else:
+        value = function.numpy(y, x) if reverse else function.numpy(x, y)
+    value = np.asarray(value)
+    return value if value.dtype == np.float32 else value.astype(np.float32)
 
 
 def apply_bits(op: str, x: Array, y: Any, reverse: bool = False) -> Array:

@@ -268,9 +268,10 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], into: Tensor 
         call_info.engine = engine
     _check_explicit(decl, frozen, engine, builder, where)
     iteration = _iteration_shape(decl, call_info, frozen)
-    preds = _aligned_mask(mask, iteration)
+    given_mask = _aligned_mask(mask, iteration)
+    preds = builder.undecided(given_mask, iteration)
     for value, what in bounds:
-        if preds or builder.guarded:
+        if given_mask or builder.guarded:
             continue
         view.outside(value.bounds, value.name, f"{name}: {what}, {value.describe()}", where)
     results = _results(decl, call_info, builder, dtype, into, loc, where)

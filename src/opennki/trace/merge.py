@@ -17,7 +17,6 @@ class Decision:
 
     position: int
     pred: Pred
-    key: tuple[object, ...]
     choice: bool
     loc: int
 

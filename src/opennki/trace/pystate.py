@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dis
 import types
+from bisect import bisect_left
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +13,9 @@ from opennki.lang.index import Condition, Index, Mask
 from opennki.lang.tensor import Tensor
 
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+_ADDS = frozenset({"LIST_APPEND", "SET_ADD", "MAP_ADD"})
+_JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
+_LEAVES = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "RETURN_", "RAISE_VARARGS", "RERAISE")  # nothing falls through these
 _SCALARS = (int, float, complex, str, bytes, bool, type(None))
 _LIMIT = 4096
 
@@ -31,9 +35,25 @@ def plain_for(frame: types.FrameType | None) -> bool:
         return False
     if instructions(code)[position + 1].opname != "FOR_ITER":
         return False  # a comprehension: its iterator is made here and consumed in a frame of its own
-    region = _region(frame.f_code, frame.f_lasti)
-    # comprehensions inlined by Python 3.12 build their value inside the loop
-    return not any(ins.opname in ("LIST_APPEND", "SET_ADD", "MAP_ADD", "YIELD_VALUE") for ins in region)
+    return not _builds(code, frame.f_lasti)
+
+
+@lru_cache(maxsize=4096)
+def _builds(code: types.CodeType, offset: int) -> bool:
+    """True for the loop of a generator, or of a comprehension that Python 3.12 has inlined.
+
+    Such a loop adds to a container below its iterator on the stack. The same instructions build the arguments of a call with many keywords,
+    a long display, or a comprehension inside of the body: there the container lies above the iterator.
+    """
+    ends: list[int] = []  # where the inner loops end that are open: each has an iterator on the stack
+    for ins in _region(code, offset):
+        while ends and ins.offset >= ends[-1]:
+            ends.pop()
+        if ins.opname == "FOR_ITER":
+            ends.append(ins.argval)
+        elif ins.opname == "YIELD_VALUE" or (ins.opname in _ADDS and (ins.arg or 0) - 1 > len(ends)):
+            return True
+    return False
 
 
 @lru_cache(maxsize=4096)
@@ -50,26 +70,50 @@ def _region(code: types.CodeType, offset: int) -> tuple[dis.Instruction, ...]:
 
 @lru_cache(maxsize=4096)
 def _read_first(code: types.CodeType, offset: int) -> frozenset[str]:
-    """Variables that the loop body may read before it writes them: they carry state into the next iteration."""
-    written: set[str] = set()
+    """Variables that the loop body may read before it writes them: they carry state into the next iteration.
+
+    A walk over every path through the body, with the variables that are certainly written when an instruction is reached.
+    """
+    region = _region(code, offset)
+    places = [ins.offset for ins in region]
+    handlers = [(e.start, e.end, e.target) for e in dis.Bytecode(code).exception_entries]  # type: ignore[attr-defined]
+    written: dict[int, frozenset[str]] = {}
     carried: set[str] = set()
-    barrier = -1
-    for ins in _region(code, offset):
-        if ins.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_NAME")):
-            names = ins.argval if isinstance(ins.argval, tuple) else (ins.argval,)
-            carried |= {n for n in names if n not in written}
-        elif ins.opname.startswith(("STORE_FAST", "STORE_DEREF", "STORE_NAME")):
-            names = ins.argval if isinstance(ins.argval, tuple) else (ins.argval,)
-            if ins.opname == "STORE_FAST_LOAD_FAST":
-                written.add(names[0])
-                carried |= {n for n in names[1:] if n not in written}
-            elif ins.offset >= barrier:
-                written |= set(names)
-        elif "JUMP" in ins.opname and isinstance(ins.argval, int) and ins.argval > ins.offset:
-            barrier = max(barrier, ins.argval)  # what is stored before the target may not have been stored
-        elif ins.opname == "FOR_ITER":
-            barrier = max(barrier, ins.argval)
+    work: list[tuple[int, frozenset[str]]] = [(0, frozenset())]
+    while work:
+        i, known = work.pop()
+        if i >= len(region) or (i in written and written[i] <= known):
+            continue  # out of this iteration, or nothing new
+        written[i] = known = known & written.get(i, known)
+        ins = region[i]
+        ways = [target for first, end, target in handlers if first <= ins.offset < end]
+        work += [(bisect_left(places, target), known) for target in ways]
+        for effect, name in _effects(ins):
+            if effect == "read" and name not in known:
+                carried.add(name)
+            elif effect != "read":
+                known = known | {name} if effect == "write" else known - {name}
+        if ins.opcode in _JUMPS and ins.argval >= places[0]:
+            work.append((bisect_left(places, ins.argval), known))
+        if not ins.opname.startswith(_LEAVES):
+            work.append((i + 1, known))
     return frozenset(carried)
+
+
+def _effects(ins: dis.Instruction) -> list[tuple[str, str]]:
+    """What an instruction does to variables, in order: (read, write or drop; name)."""
+    op, names = ins.opname, ins.argval if isinstance(ins.argval, tuple) else (ins.argval,)
+    if op == "STORE_FAST_LOAD_FAST":
+        return [("write", names[0]), ("read", names[1])]
+    if op == "LOAD_FAST_AND_CLEAR":
+        return [("read", names[0]), ("drop", names[0])]
+    if op.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_NAME")):
+        return [("read", n) for n in names]
+    if op.startswith(("STORE_FAST", "STORE_DEREF", "STORE_NAME")):
+        return [("write", n) for n in names]
+    if op.startswith(("DELETE_FAST", "DELETE_DEREF", "DELETE_NAME")):
+        return [("drop", n) for n in names]
+    return []
 
 
 def snapshot(frame: types.FrameType) -> Any:

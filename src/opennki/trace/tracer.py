@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from opennki.errors import NkiError, NkiValueError, make, user_frame
-from opennki.ir.affine import Affine, Pred, Range, Var, narrowed, variable
+from opennki.ir.affine import Affine, Pred, Range, Var, implied, narrowed, variable
 from opennki.ir.build import Builder
 from opennki.ir.nodes import Access, Alloc, DoWhile, For, Instr
 from opennki.isa.target import Target
@@ -155,6 +155,10 @@ class Tracer(Builder):
         return record is None or record.open
 
     # ---- conditions ----------------------------------------------------------------------------------------------------------
+    def facts(self) -> list[Affine]:
+        """What the decisions of the current path say."""
+        return [(d.pred if d.choice else d.pred.negated()).expr for scope in self.scopes for d in scope.taken]
+
     def decide(self, pred: Pred) -> bool:
         """Truth of a scalar predicate: by intervals, by what the path already took, else take a side and record it."""
         self.check_abort()
@@ -163,13 +167,11 @@ class Tracer(Builder):
             return True
         if hi < 0:
             return False
-        key, opposite = pred.key(), pred.negated().key()
-        for scope in self.scopes:
-            for d in scope.taken:
-                if d.key == key:
-                    return d.choice
-                if d.key == opposite:
-                    return not d.choice
+        facts = self.facts()
+        if facts and implied(pred.expr, facts, self.ranges):
+            return True
+        if facts and implied(pred.negated().expr, facts, self.ranges):
+            return False
         yes, no = narrowed(self.ranges, pred), narrowed(self.ranges, pred.negated())
         if yes is None or no is None:
             return yes is not None
@@ -182,7 +184,7 @@ class Tracer(Builder):
             raise Retrace(sites, "a condition inside a runtime while loop")
         position = len(scope.taken)
         choice = scope.replay[position] if position < len(scope.replay) else True
-        scope.taken.append(merge.Decision(len(scope.nodes), pred, key, choice, self.here()))
+        scope.taken.append(merge.Decision(len(scope.nodes), pred, choice, self.here()))
         self.ranges = yes if choice else no
         self.guarded = True
         return choice

@@ -1,0 +1,75 @@
+"""Which checks run, and the plan of a kernel for them."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from opennki import settings
+from opennki.errors import NkiError, NkiValueError, warn
+from opennki.interpret.capacity import over_capacity
+from opennki.interpret.contract import contracted
+from opennki.interpret.machine import Tape
+from opennki.interpret.precision import widened
+from opennki.ir.nodes import Kernel
+from opennki.isa import target as targets
+
+POLICIES: dict[str, dict[str, str]] = {
+    "full": {"read": "error", "masked": "warn", "race": "error", "repeated": "warn", "carried": "warn", "accumulate": "warn",
+             "unwritten": "warn", "capacity": "warn"},
+}
+# both keep the checks that cost nothing at run time
+POLICIES["fast"] = POLICIES["off"] = dict.fromkeys(POLICIES["full"], "off")
+
+
+@dataclass(slots=True)
+class Checks:
+    """Which checks run and what each does: error, warn or off, by kind (read, masked, race, repeated, carried,
+    accumulate, unwritten, capacity)."""
+
+    level: str = "full"
+    policy: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: Any) -> Checks:
+        """From a level name, or a dict of actions by kind on top of the full level."""
+        if isinstance(value, Checks):
+            return value
+        if isinstance(value, dict):
+            unknown = set(value) - set(POLICIES["full"])
+            if unknown or any(v not in ("error", "warn", "off") for v in value.values()):
+                raise NkiValueError(f"checks={value!r}", rule=f"kinds are {', '.join(POLICIES['full'])}, actions error, warn or off")
+            return cls("full", {**POLICIES["full"], **value})
+        if value not in POLICIES:
+            raise NkiValueError(f"checks={value!r}", rule=f"a level is one of {', '.join(POLICIES)}")
+        return cls(value, dict(POLICIES[value]))
+
+
+def tape_of(kernel: Kernel, checks: Checks) -> Tape:
+    """Plan a kernel (the plan can be run many times); with NKI_PRECISE_FP=0 its low-precision tensors are in float32."""
+    if not settings.current().precise_fp:
+        kernel = widened(kernel)
+    full = [("capacity", e) for e in over_capacity(contracted(kernel, 0), targets.resolve(kernel.target))] if (
+        checks.policy.get("capacity", "warn") != "off") else []
+    kernel = contracted(kernel)
+    tape = Tape(kernel, track=any(checks.policy.get(k, "error") != "off" for k in ("read", "masked", "accumulate")),
+                races=any(checks.policy.get(k, "error") != "off" for k in ("race", "carried")),
+                partial=checks.policy.get("unwritten", "warn") != "off",
+                certain=checks.level != "off")  # what is known without running costs nothing
+    tape.problems += full
+    return tape
+
+
+class Reporter:
+    """What to do with a broken rule: raise, warn once per place, or nothing, by kind of check."""
+
+    def __init__(self, policy: dict[str, str]) -> None:
+        self.policy = policy
+        self.seen: set[Any] = set()
+
+    def __call__(self, kind: str, error: NkiError) -> None:
+        action = self.policy.get(kind, "error")
+        if action == "error":
+            raise error
+        if action == "warn" and (kind, error.loc) not in self.seen:
+            self.seen.add((kind, error.loc))
+            warn(error)
