@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -17,8 +18,8 @@ from typing import BinaryIO
 TARGETS = ("AwsNeuronCustomNativeKernel", "AwsNeuronNkiKernel")
 """Names of the custom call: in JAX programs, in PyTorch/XLA programs."""
 MAX_FILE_BYTES = 1 << 30
-MAX_FIELDS = 1 << 23  # of a protobuf
-MAX_CALLS = 1 << 20
+MAX_FIELDS = 1 << 22  # of a protobuf
+MAX_CALLS = 1 << 16
 MAX_BRACKETS = 256
 BYTECODE = b"ML\xefR"
 _TIMEOUT = 300  # seconds for jaxlib to read bytecode
@@ -78,7 +79,7 @@ def _is_text(data: bytes) -> bool:
 
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
 _PAYLOAD = re.compile(rb"\s*+[\"']?(?:[A-Za-z0-9+/]++=*+[\r\n]*+)++[\"']?\s*+")
-_TARGET = re.compile("|".join(rf"\b{t}\b" for t in TARGETS).encode())
+_TARGET = re.compile("|".join(TARGETS).encode())
 # One token. A string that is not closed ends with the text, so that no quote is looked at twice.
 _TOKEN = re.compile(
     rb"""\"((?:[^\"\\]++|\\.)*+)(\"?)|([A-Za-z_](?:[\w.$]|-(?!>))*+)|([{}()\[\]<>])|(->)|([=,:\n])|//[^\n]*+""", re.DOTALL
@@ -100,7 +101,7 @@ def _text(data: bytes) -> tuple[str, list[Call]]:
     is gone through a fixed number of times, whatever is in it."""
     calls: list[Call] = []
     lines, counted, end = 1, 0, 0
-    names = [(m.start(), m.end()) for m, _ in zip(_TARGET.finditer(data), range(MAX_CALLS + 1))]
+    names = [m.span() for m, _ in zip(_TARGET.finditer(data), range(MAX_CALLS + 1))]
     if len(names) > MAX_CALLS:
         raise UnreadableFile(f"it names the custom calls more than {MAX_CALLS} times")
     for (start, stop), (limit, _) in zip(names, [*names[1:], (len(data), 0)]):
@@ -119,6 +120,8 @@ def _text(data: bytes) -> tuple[str, list[Call]]:
 def _call(data: bytes, after: int, start: int, stop: int, limit: int) -> tuple[bytes, str, int] | None:
     """(payload, problem, end) of the custom call whose target is named at start..stop; None if that names no call."""
     before = data[max(after, start - 64) : start]
+    if data[stop : stop + 1].isalnum() or data[stop : stop + 1] in (b"_", b"-", b"."):
+        return None  # a longer name
     if re.search(rb'custom_call_target\s*=\s*"$', before):
         return _scan(data, max(after, data.rfind(b"\n", after, start)), start, limit, hlo=True)
     if re.search(rb'call_target_name\s*=\s*"$', before):  # the generic form has its attributes in the order of their names
@@ -241,11 +244,16 @@ class _Wire:
 
     def fields(self, at: int, end: int) -> Iterator[tuple[int, int, int]]:
         """(field number, start, end) of each field with a length; the others are skipped."""
+        data = self.data
         while at < end:
             self.read += 1
             if self.read > MAX_FIELDS:
                 raise UnreadableFile(f"the protobuf has more than {MAX_FIELDS} fields")
-            tag, at = self.varint(at, end)
+            tag = data[at]
+            if tag < 128:  # most are of one byte
+                at += 1
+            else:
+                tag, at = self.varint(at, end)
             number, wire = tag >> 3, tag & 7
             if number == 0:
                 raise UnreadableFile(f"the protobuf has a field number 0 at byte {at}")
@@ -298,11 +306,18 @@ def _protobuf(data: bytes) -> list[Call]:
     except UnreadableFile as exc:
         raise UnreadableFile(f"it is no text, no MLIR bytecode and no HLO: {exc}") from None
     wanted = {t.encode(): t for t in TARGETS}
+    names = [m.start() for m in _TARGET.finditer(data)]
+
+    def without(first: int, last: int) -> bool:
+        """Whether a message has no name of a target in it, and need not be taken apart."""
+        i = bisect_left(names, first)
+        return i == len(names) or names[i] >= last
+
     for number, first, last in wire.fields(at, end):
-        if number != _MODULE or not any(data.find(t, first, last) >= 0 for t in wanted):
+        if number != _MODULE or without(first, last):
             continue
         for inner, start, stop in wire.fields(first, last):
-            if inner != _COMPUTATION or not any(data.find(t, start, stop) >= 0 for t in wanted):
+            if inner != _COMPUTATION or without(start, stop):
                 continue
             found = {n: data[a:b] for n, a, b in wire.fields(start, stop) if n in (_NAME, _CALL_TARGET, _CONFIG)}
             target = wanted.get(found.get(_CALL_TARGET, b""))
