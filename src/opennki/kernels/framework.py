@@ -53,7 +53,7 @@ class TraceResult:
     """Everything about one specialisation of a kernel.
 
     operand_output_aliases: (operand, output) pairs that share a buffer. return_types: one for each result of the custom
-    call. kernel_return: the kernel's own return value, with `Output` places in it. result_is_sequence: it is a tuple or list. ir:
+    call. payload: dumped_config as bytes. kernel_return: the kernel's own return value, with `Output` places in it. result_is_sequence: it is a tuple or list. ir:
     the traced kernel. operands: shape and dtype of each operand.
     """
 
@@ -70,6 +70,7 @@ class TraceResult:
     ir: Kernel
     operands: tuple[DeclTensor, ...]
     results: tuple[CallResult, ...] = field(default=())
+    payload: bytes = b""
 
     @property
     def has_prints(self) -> bool:
@@ -274,6 +275,7 @@ class FrameworkKernel(TraceKernel):
             kernel,
             tuple(operands),
             tuple(results),
+            config.encode("ascii"),
         )
 
     def _opts(self, options: Options) -> dict[str, Any]:

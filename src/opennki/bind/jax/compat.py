@@ -89,6 +89,11 @@ def equal_varying(operands: Sequence[Any]) -> list[Any]:
     return out
 
 
+def committed(array: Any) -> bool:
+    """Whether an array is bound to its device; one whose JAX does not say counts as bound."""
+    return bool(getattr(array, "committed", getattr(array, "_committed", True)))
+
+
 def apply_primitive(primitive: Any, *args: Any, **params: Any) -> Any:
     """Run a primitive outside of jit."""
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 from jax.interpreters import ad, batching
 
 from opennki.bind.jax import compat
+from opennki.bind.jax.eager import nki_call_impl
 from opennki.errors import UNKNOWN, NkiError, NkiTypeError
 from opennki.kernels.framework import TraceResult
 
@@ -29,10 +29,11 @@ class JaxTraceResult:
     kernel into the program instead of calling it.
     """
 
-    __slots__ = ("_hash", "inline", "result", "retrace")
+    __slots__ = ("_hash", "inline", "payload", "result", "retrace")
 
     def __init__(self, result: TraceResult, retrace: Callable[[], TraceResult], inline: bool = False) -> None:
         self.result, self.retrace, self.inline = result, retrace, inline
+        self.payload = result.payload  # the same bytes object at each call: its hash is known
         self._hash = hash((result.dumped_config, inline))
 
     def __hash__(self) -> int:
@@ -83,7 +84,11 @@ def nki_call_eval(*avals: Any, trace: JaxTraceResult) -> Any:
 
 
 nki_call_p.def_effectful_abstract_eval(nki_call_eval)
-nki_call_p.def_impl(partial(compat.apply_primitive, nki_call_p))
+
+@nki_call_p.def_impl
+def _impl(*args: Any, trace: JaxTraceResult) -> list[Any]:
+    check_operands(args, trace)
+    return nki_call_impl(*args, primitive=nki_call_p, trace=trace)
 
 
 def _batch(args: Any, dims: Any, *, trace: JaxTraceResult) -> Any:
