@@ -109,21 +109,23 @@ class HostKernel:
 class _Buffer:
     """Shape and dtype of an operand or result."""
 
-    __slots__ = ("dtype", "name", "public", "shape", "view")
+    __slots__ = ("dtype", "name", "public", "same", "shape", "view")
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
         self.name, self.shape, self.dtype = name, shape, dtype
         self.view = dtypes.storage(dtype)
         self.public = np.dtype(bool) if dtype == "bool" else self.view
+        self.same = self.public == self.view
 
     def fit(self, what: str, array: np.ndarray) -> np.ndarray:
-        if array.shape != self.shape or array.dtype != self.public:
+        given = array.dtype
+        if array.shape != self.shape or (given is not self.public and given != self.public):
             raise NkiTypeError(
                 f"{what} {self.name!r} is {array.dtype.name}{list(array.shape)}, and {self.public.name}{list(self.shape)} in the payload",
                 loc=UNKNOWN, rule="a custom call has the operands and results that its payload names",
                 fix="call the kernel again for these shapes: a payload is for one set of them",
             )
-        return array if self.view is self.public or self.view == self.public else array.view(self.view)
+        return array if self.same else array.view(self.view)
 
 
 def physical_memory() -> int:
