@@ -19,6 +19,7 @@ LAYERS = (
     ("trace",),
     ("interpret",),
     ("kernels",),
+    ("bind",),
     ("dialects",),
     ("__init__", "__main__", "cli", "dropin", "tools"),
 )

@@ -1,0 +1,405 @@
+"""Arrays of a body that is expanded into JAX: the array interface of NumPy over values that may have no numbers yet.
+
+A body of `isa/` is written for NumPy. Called with `Value` operands it builds JAX operations: operators and NumPy functions come here through
+NumPy's own protocols (`__array_ufunc__`, `__array_function__`), and what NumPy makes without them (`np.empty`, `np.asarray`, ...) through the
+module `numpy_like`, which stands in for `np` in the body (`inline_bodies`).
+
+A value is a NumPy array as long as it is known while the program is made, so that index arithmetic and constants are computed then. Where a
+body needs a number that is known only when the program runs, `Unknown` is raised.
+"""
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+_LARGEST = float(np.finfo(np.float32).max)
+_UNIFORM_FROM = 64  # elements from which a constant array is looked at for being one number
+
+
+class Unknown(Exception):
+    """A body asked for something that JAX cannot say while the program is made."""
+
+
+def x64() -> Any:
+    """A context in which 64-bit integers exist: bodies compute exact integer results in them."""
+    enable = getattr(jax, "enable_x64", None)
+    if enable is None:
+        from jax.experimental import enable_x64 as enable
+    return enable(True)
+
+
+def known(value: Any) -> bool:
+    """True for values with numbers: NumPy arrays and Python numbers."""
+    return not isinstance(value, jax.Array)
+
+
+def to_jax(value: Any) -> jax.Array:
+    """A JAX array; constants of one number do not become literals of the program."""
+    if isinstance(value, jax.Array):
+        return value
+    array = np.asarray(value)
+    if array.size >= _UNIFORM_FROM:
+        first = array[(0,) * array.ndim]
+        if not any(array.strides) or (array == first).all():
+            return jnp.full(array.shape, first, array.dtype)
+    return jnp.asarray(array)
+
+
+def _number(value: Any) -> Any:
+    """A Python number as an operand: one that float32 cannot hold stays finite, as it is in float64."""
+    if isinstance(value, float) and abs(value) > _LARGEST and value not in (float("inf"), float("-inf")) and value == value:
+        return _LARGEST if value > 0 else -_LARGEST
+    return value
+
+
+def plain(value: Any) -> Any:
+    """The array inside, for operands of every kind; tuples and lists of them too."""
+    if isinstance(value, Value):
+        return value.array
+    if isinstance(value, (tuple, list)):
+        return type(value)(plain(v) for v in value)
+    return _number(value)
+
+
+def wrapped(value: Any) -> Any:
+    """What a JAX or NumPy function returned, as a body gets it."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(wrapped(v) for v in value)
+    if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        return Value(value)
+    return value
+
+
+def _traced(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(_traced(v) for v in value)
+    return isinstance(value, jax.Array)
+
+
+def _for_jax(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(_for_jax(v) for v in value)
+    return to_jax(value) if isinstance(value, np.ndarray) else value
+
+
+def index_of(key: Any) -> Any:
+    """An index with JAX or NumPy arrays in it."""
+    return tuple(plain(k) for k in key) if isinstance(key, tuple) else plain(key)
+
+
+def _is_basic(key: Any) -> bool:
+    parts = key if isinstance(key, tuple) else (key,)
+    return all(k is None or k is Ellipsis or isinstance(k, (int, np.integer, slice)) for k in parts)
+
+
+class Value:
+    """An array. `part_of` is the array whose memory it would share in NumPy: such a part is not written to."""
+
+    __slots__ = ("array", "part_of")
+    __array_priority__ = 1000
+
+    def __init__(self, array: Any, part_of: Value | None = None) -> None:
+        self.array = array if isinstance(array, jax.Array) else np.asarray(array)
+        self.part_of = part_of
+
+    # ---- what it is ----
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.array.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.array.dtype)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.array.shape)
+
+    @property
+    def size(self) -> int:
+        return prod(self.array.shape)
+
+    @property
+    def T(self) -> Value:
+        return Value(self.array.T, self)
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __repr__(self) -> str:
+        return f"<value {self.shape} {self.dtype}>"
+
+    # ---- numbers, where they are known ----
+    def _numbers(self, what: str) -> np.ndarray:
+        if not known(self.array):
+            raise Unknown(f"{what} of a value that is known only when the kernel runs")
+        return np.asarray(self.array)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.asarray(self._numbers("the numbers"), dtype)
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers("the truth"))
+
+    def __int__(self) -> int:
+        return int(self._numbers("the number"))
+
+    def __index__(self) -> int:
+        return int(self._numbers("the number").__index__())
+
+    def __float__(self) -> float:
+        return float(self._numbers("the number"))
+
+    def item(self) -> Any:
+        return self._numbers("the number").item()
+
+    # ---- forms ----
+    def reshape(self, *shape: Any) -> Value:
+        wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        return Value(self.array.reshape(wanted), self)
+
+    def transpose(self, *axes: Any) -> Value:
+        wanted = axes[0] if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list))) else axes or None
+        return Value(self.array.transpose(wanted), self)
+
+    def ravel(self) -> Value:
+        return self.reshape(-1)
+
+    def copy(self, order: str = "C") -> Value:
+        return Value(self.array if not known(self.array) else np.array(self.array))
+
+    def astype(self, dtype: Any, order: str = "K", copy: bool = True) -> Value:
+        return self if not copy and self.dtype == np.dtype(dtype) else Value(cast(self.array, np.dtype(dtype)))
+
+    def view(self, dtype: Any) -> Value:
+        if known(self.array):
+            return Value(self.array.view(np.dtype(dtype)), self)
+        return Value(bitcast(self.array, np.dtype(dtype)), self)
+
+    # ---- elements ----
+    def __getitem__(self, key: Any) -> Value:
+        at = index_of(key)
+        if _is_basic(at):
+            return Value(self.array[at], self)
+        if not _traced(at) and known(self.array):
+            return Value(self.array[at])
+        _no_choice(at)
+        return Value(to_jax(self.array)[_for_jax(at)])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        at, new = index_of(key), plain(value)
+        if known(self.array) and not _traced(new) and not _traced(at):
+            self._own()
+            self.array = np.array(self.array)
+            self.array[at] = new
+            return
+        _no_choice(at)
+        if at is Ellipsis or at == slice(None):
+            self.write(jnp.broadcast_to(cast(to_jax(new), self.dtype), self.shape))
+        else:
+            self.write(to_jax(self.array).at[_for_jax(at)].set(cast(to_jax(new), self.dtype)))
+
+    def _own(self) -> None:
+        if self.part_of is not None:
+            raise Unknown("a write to a part of an array")
+
+    def write(self, array: Any) -> None:
+        """Give it other contents."""
+        self._own()
+        self.array = array
+
+    def __iter__(self) -> Any:
+        return (self[i] for i in range(len(self)))
+
+    # ---- NumPy's protocols ----
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kw: Any) -> Any:
+        result = _ufunc(ufunc, method, inputs, kw)
+        if out is None:
+            return result
+        target = out[0] if isinstance(out, tuple) else out
+        if not isinstance(target, Value):
+            raise Unknown("a result in an array of NumPy")
+        target[...] = result
+        return target
+
+    def __array_function__(self, func: Any, kinds: Any, args: Any, kw: Any) -> Any:
+        return call(func.__name__, args, kw)
+
+
+def _no_choice(at: Any) -> None:
+    parts = at if isinstance(at, tuple) else (at,)
+    if any(isinstance(k, jax.Array) and k.dtype == np.bool_ for k in parts):
+        raise Unknown("the choice of elements by truth values that are known only when the kernel runs")
+
+
+def cast(array: Any, dtype: np.dtype[Any]) -> Any:
+    """Another dtype, as NumPy casts."""
+    if known(array):
+        with np.errstate(all="ignore"):
+            return np.asarray(array).astype(dtype)
+    return array if array.dtype == dtype else array.astype(dtype)
+
+
+def bitcast(array: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
+    """The same bytes as elements of another dtype; the last dimension grows or shrinks."""
+    if np.dtype(array.dtype) == dtype:
+        return array
+    old, new = np.dtype(array.dtype).itemsize, dtype.itemsize
+    if old == new:
+        return lax.bitcast_convert_type(array, dtype)
+    if old > new:
+        parts = lax.bitcast_convert_type(array, dtype)
+        return parts.reshape(*array.shape[:-1], array.shape[-1] * (old // new))
+    return lax.bitcast_convert_type(array.reshape(*array.shape[:-1], array.shape[-1] * old // new, new // old), dtype)
+
+
+# ---- functions -------------------------------------------------------------------------------------------
+
+
+def _ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], kw: dict[str, Any]) -> Any:
+    operands = [plain(v) for v in inputs]
+    options = {k: plain(v) for k, v in kw.items()}
+    if not any(_traced(v) for v in (*operands, *options.values())):
+        with np.errstate(all="ignore"):
+            return wrapped(getattr(ufunc, method)(*operands, **options))
+    function = getattr(jnp, ufunc.__name__, None)
+    if function is None:
+        raise Unknown(f"numpy.{ufunc.__name__}")
+    dtype = options.pop("dtype", None)
+    if method != "__call__":
+        function = getattr(function, method, None)
+        if function is None:
+            raise Unknown(f"numpy.{ufunc.__name__}.{method}")
+    if ufunc is np.matmul:
+        options["precision"] = lax.Precision.HIGHEST
+    result = function(*[_for_jax(v) for v in operands], **options)
+    return Value(result if dtype is None else cast(result, np.dtype(dtype)))
+
+
+def _copyto(dst: Value, src: Any, where: Any = True) -> None:
+    new = cast(to_jax(plain(src)), dst.dtype)
+    dst.write(jnp.where(to_jax(plain(where)), new, to_jax(dst.array)))
+
+
+def _partition(x: Any, kth: int, axis: int = -1) -> Value:
+    return Value(jnp.sort(plain(x), axis=axis))  # a sorted array is partitioned everywhere
+
+
+# NumPy functions whose JAX form has another name or signature, by name.
+_OWN: dict[str, Callable[..., Any]] = {
+    "copyto": _copyto,
+    "partition": _partition,
+    "may_share_memory": lambda a, b, max_work=None: False,
+    "shape": lambda a: a.shape,
+    "ndim": lambda a: a.ndim,
+    "size": lambda a: a.size,
+}
+
+
+def call(name: str, args: Any, kw: Any) -> Any:
+    """A NumPy function, named, of operands that may be values."""
+    own = _OWN.get(name)
+    if own is not None and (name != "copyto" or isinstance(args[0], Value)):
+        return own(*args, **kw)
+    operands, options = plain(tuple(args)), {k: plain(v) for k, v in kw.items()}
+    if not _traced(operands) and not any(_traced(v) for v in options.values()):
+        return wrapped(getattr(np, name)(*operands, **options))
+    function = getattr(jnp, name, None)
+    if function is None:
+        raise Unknown(f"numpy.{name}")
+    return wrapped(function(*_for_jax(operands), **{k: _for_jax(v) for k, v in options.items()}))
+
+
+def _method(name: str) -> Any:
+    def method(self: Value, *args: Any, **kw: Any) -> Any:
+        return call(name, (self, *args), kw)
+    return method
+
+
+for _name in ("all", "any", "sum", "max", "min", "prod", "argmax", "argmin", "repeat", "squeeze", "mean"):
+    setattr(Value, _name, _method(_name))
+
+
+def _operator(ufunc: Any, swap: bool) -> Any:
+    def operator(self: Value, other: Any) -> Any:
+        return _ufunc(ufunc, "__call__", (other, self) if swap else (self, other), {})
+    return operator
+
+
+def _in_place(ufunc: Any) -> Any:
+    def operator(self: Value, other: Any) -> Value:
+        self[...] = _ufunc(ufunc, "__call__", (self, other), {})
+        return self
+    return operator
+
+
+for _name, _function in (
+    ("add", np.add), ("sub", np.subtract), ("mul", np.multiply), ("truediv", np.divide), ("floordiv", np.floor_divide),
+    ("mod", np.remainder), ("pow", np.power), ("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor),
+    ("lshift", np.left_shift), ("rshift", np.right_shift), ("matmul", np.matmul),
+):
+    setattr(Value, f"__{_name}__", _operator(_function, False))
+    setattr(Value, f"__r{_name}__", _operator(_function, True))
+    setattr(Value, f"__i{_name}__", _in_place(_function))
+for _name, _function in (("lt", np.less), ("le", np.less_equal), ("gt", np.greater), ("ge", np.greater_equal),
+                         ("eq", np.equal), ("ne", np.not_equal)):
+    setattr(Value, f"__{_name}__", _operator(_function, False))
+for _name, _function in (("neg", np.negative), ("abs", np.absolute), ("invert", np.invert)):
+    setattr(Value, f"__{_name}__", lambda self, f=_function: _ufunc(f, "__call__", (self,), {}))
+
+
+# ---- the module that stands in for numpy ---------------------------------------------------------------------
+
+
+def _asarray(x: Any, dtype: Any = None, order: Any = None, copy: Any = None) -> Value:
+    value = x if isinstance(x, Value) else Value(np.stack([plain(v) for v in x]) if _mixed(x) else np.asarray(plain(x)))
+    return value if dtype is None else value.astype(dtype, copy=False)
+
+
+def _mixed(x: Any) -> bool:
+    if isinstance(x, (tuple, list)) and any(isinstance(v, Value) and not known(v.array) for v in x):
+        raise Unknown("an array made of values that are known only when the kernel runs")
+    return False
+
+
+def _array(x: Any, dtype: Any = None, order: Any = None, copy: Any = True) -> Value:
+    return Value(_asarray(x, dtype).array)
+
+
+def _made(name: str) -> Callable[..., Value]:
+    def make(shape: Any, *args: Any, **kw: Any) -> Value:
+        return Value(getattr(np, name)(shape, *[plain(a) for a in args], **kw))
+    return make
+
+
+def _full(shape: Any, value: Any, dtype: Any = None, order: Any = None) -> Value:
+    if isinstance(value, Value) and not known(value.array):
+        return Value(jnp.full(shape, value.array, dtype))
+    return Value(np.full(shape, plain(value), dtype))
+
+
+class _Module(types.ModuleType):
+    """numpy, but for what does not ask its operands."""
+
+    asarray = staticmethod(_asarray)
+    ascontiguousarray = staticmethod(_asarray)
+    array = staticmethod(_array)
+    empty = staticmethod(_made("zeros"))  # unwritten memory has any value
+    zeros = staticmethod(_made("zeros"))
+    ones = staticmethod(_made("ones"))
+    eye = staticmethod(_made("eye"))
+    full = staticmethod(_full)
+    ndarray = Value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+numpy_like = _Module("numpy")
