@@ -107,7 +107,8 @@ class _Expansion:
             self._program(inner, n, sizes)
             return tuple(to_jax(inner.arrays[a]) for a in state)
         start = tuple(to_jax(memory.arrays[a]) for a in state)
-        memory.arrays.update(zip(state, lax.fori_loop(0, count, step, start), strict=True))
+        last = lax.fori_loop(0, count, step, start)
+        memory.arrays.update(zip(state, last, strict=True))
 
     def _program(self, memory: Memory, number: Any, sizes: list[int]) -> None:
         grid = self.kernel.grid

@@ -104,6 +104,9 @@ class Machine:
         finally:
             self.memory.arrays, self.ranges = before, before_ranges
 
+    def _leave(self, allocs: list[Alloc], carry: Iterable[Any]) -> None:
+        self.memory.arrays.update(zip(allocs, carry, strict=True))
+
     def _for(self, loop: For) -> None:
         if loop not in self._unrolled:
             self._unrolled[loop] = unrolled(loop)
@@ -126,7 +129,7 @@ class Machine:
                 return self._inside(loop.body, allocs, carry, {**self.ranges, loop.var: (0, loop.trips - 1)})
             finally:
                 self.stream.pop()
-        self.memory.arrays.update(zip(allocs, lax.fori_loop(0, loop.trips, step, self._carry(allocs)), strict=True))
+        self._leave(allocs, lax.fori_loop(0, loop.trips, step, self._carry(allocs)))
 
     def _if(self, branch: If) -> None:
         value = value_of(branch.pred.expr, self.env)
@@ -141,9 +144,9 @@ class Machine:
             return
         allocs = self._state([branch.then, branch.orelse])
         ranges = self.ranges
-        self.memory.arrays.update(zip(allocs, lax.cond(
+        self._leave(allocs, lax.cond(
             value >= 0, lambda c: self._inside(branch.then, allocs, c, then or ranges),
-            lambda c: self._inside(branch.orelse, allocs, c, orelse or ranges), self._carry(allocs)), strict=True))
+            lambda c: self._inside(branch.orelse, allocs, c, orelse or ranges), self._carry(allocs)))
 
     def _do_while(self, loop: DoWhile) -> None:
         cond = loop.cond
@@ -158,7 +161,7 @@ class Machine:
             finally:
                 self.stream.pop()
         start = (jnp.zeros((), np.int32), jnp.ones((), bool), *self._carry(allocs))
-        self.memory.arrays.update(zip(allocs, lax.while_loop(lambda s: s[1], step, start)[2:], strict=True))
+        self._leave(allocs, lax.while_loop(lambda s: s[1], step, start)[2:])
 
     # ---- instructions ----
     def _instr(self, instr: Instr) -> None:
