@@ -16,7 +16,7 @@ from jax import lax
 from opennki.bind.inline_bodies import body_of
 from opennki.bind.inline_memory import Memory, all_hold, holds, index_values, value_of
 from opennki.bind.inline_numbers import read, store
-from opennki.bind.inline_values import Unknown, Value, known, plain, to_jax, x64
+from opennki.bind.inline_values import Unknown, Value, known, plain, to_jax
 from opennki.errors import NkiError, NkiValueError
 from opennki.interpret.steps import _shape_for
 from opennki.ir.affine import Affine, Pred, Range, Var, narrowed
@@ -169,8 +169,9 @@ class Machine:
         try:
             if ISA[instr.op].suspends:
                 raise Unknown("programs of the grid that wait for each other")
-            for access, value in _Call(self, instr).results():
-                self.memory.write(access, value, self.env, self.ranges)
+            with jax.named_scope(instr.op if loc is None else f"{instr.op}:{loc.line}"):
+                for access, value in _Call(self, instr).results():
+                    self.memory.write(access, value, self.env, self.ranges)
         except NkiError:
             raise
         except Exception as error:
@@ -207,13 +208,11 @@ class _Call:
             self._print()
             return []
         outs = self.outs + self.registers
-        with x64():  # integer arithmetic of bodies is exact in 64 bits
-            result = body_of(instr.op)(**self.given)
-            values = [] if result is None else list(result) if isinstance(result, tuple) else [result]
-            if len(values) != len(outs):
-                values = [v for v in values if v is not None]
-            stored = [store(plain(value), access.dtype) for (access, _), value in zip(outs, values, strict=True)]
-        return [(access, self._new(access, name, value)) for (access, name), value in zip(outs, stored, strict=True)]
+        result = body_of(instr.op)(**self.given)
+        values = [] if result is None else list(result) if isinstance(result, tuple) else [result]
+        if len(values) != len(outs):
+            values = [v for v in values if v is not None]
+        return [(access, self._new(access, name, value)) for (access, name), value in zip(outs, values, strict=True)]
 
     def _operand(self, param: Any, value: Any) -> None:
         spec, name, machine = param.spec, param.name, self.machine
@@ -272,9 +271,10 @@ class _Call:
         prefix = str(self.given.get("prefix", "")).replace("{", "{{").replace("}", "}}")
         jax.debug.print(prefix + " {}", to_jax(plain(self.given["x"])))
 
-    def _new(self, access: Access, name: str, array: Any) -> Any:
-        """The new elements of a tile: what the body returned where the mask holds, what was there elsewhere."""
+    def _new(self, access: Access, name: str, value: Any) -> Any:
+        """The new elements of a tile: what the body returned, rounded, where the mask holds; what was there elsewhere."""
         machine = self.machine
+        array = store(plain(value), access.dtype)
         if array.shape != access.shape:
             if prod(array.shape) == prod(access.shape):
                 array = array.reshape(access.shape)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from opennki.bind.inline_values import Unknown, Value, bitcast, cast, known, plain, to_jax
+from opennki.bind.inline_values import Unknown, Value, cast, exact, known, plain, to_jax
 from opennki.isa import dtypes, reduce, scalar
 from opennki.isa import known as shortcuts
 
@@ -102,10 +102,11 @@ def _integer(array: jax.Array, dst: str) -> jax.Array:
         return (array != 0).astype(np.uint8)
     storage = dtypes.storage(dst)
     given, wanted = np.iinfo(array.dtype), np.iinfo(storage)
-    if given.min < wanted.min:
-        array = jnp.maximum(array, np.dtype(array.dtype).type(wanted.min))
-    if given.max > wanted.max:
-        array = jnp.minimum(array, np.dtype(array.dtype).type(wanted.max))
+    with exact(array):
+        if given.min < wanted.min:
+            array = jnp.maximum(array, np.dtype(array.dtype).type(wanted.min))
+        if given.max > wanted.max:
+            array = jnp.minimum(array, np.dtype(array.dtype).type(wanted.max))
     return array.astype(storage)
 
 
@@ -182,4 +183,3 @@ STANDS_IN: dict[Any, Any] = {
     reduce.reduce_free: reduce_free, reduce.reduce_partition: reduce_partition, reduce.running: scan, shortcuts.certain: certain,
     dtypes.convert: convert, scalar._blockwise: blockwise,
 }
-__all__ = ["STANDS_IN", "bitcast", "convert", "encode", "read", "scan_free", "store"]

@@ -10,7 +10,8 @@ body needs a number that is known only when the program runs, `Unknown` is raise
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from math import prod
 from typing import Any
 
@@ -28,11 +29,34 @@ class Unknown(Exception):
 
 
 def x64() -> Any:
-    """A context in which 64-bit integers exist: bodies compute exact integer results in them."""
+    """A context in which 64-bit integers exist."""
     enable = getattr(jax, "enable_x64", None)
     if enable is None:
         from jax.experimental import enable_x64 as enable
     return enable(True)
+
+
+def exact(*values: Any) -> Any:
+    """`x64` where an operation on these values has 64-bit integers, in which bodies compute exact integer results; else no context.
+
+    Not for everything: some operations of JAX (its iota) look at the setting again when they are compiled, outside.
+    """
+    wide = integers = traced = False
+    for v in _leaves(values):
+        kind, size = v.dtype.kind, v.dtype.itemsize
+        wide |= kind in "iu" and size == 8
+        if isinstance(v, jax.Array):
+            traced |= kind in "iu" and size == 8
+            integers |= kind in "iu"
+    return x64() if traced or (wide and integers) else nullcontext()
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (tuple, list)):
+        for v in value:
+            yield from _leaves(v)
+    elif isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        yield value
 
 
 def known(value: Any) -> bool:
@@ -191,7 +215,8 @@ class Value:
         if not _traced(at) and known(self.array):
             return Value(self.array[at])
         _no_choice(at)
-        return Value(to_jax(self.array)[_for_jax(at)])
+        with exact(self.array):
+            return Value(to_jax(self.array)[_for_jax(at)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         at, new = index_of(key), plain(value)
@@ -244,7 +269,10 @@ def cast(array: Any, dtype: np.dtype[Any]) -> Any:
     if known(array):
         with np.errstate(all="ignore"):
             return np.asarray(array).astype(dtype)
-    return array if array.dtype == dtype else array.astype(dtype)
+    if array.dtype == dtype:
+        return array
+    with x64() if dtype.kind in "iu" and dtype.itemsize == 8 else nullcontext():
+        return array.astype(dtype)
 
 
 def bitcast(array: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
@@ -279,7 +307,8 @@ def _ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], kw: dict[str, Any])
             raise Unknown(f"numpy.{ufunc.__name__}.{method}")
     if ufunc is np.matmul:
         options["precision"] = lax.Precision.HIGHEST
-    result = function(*[_for_jax(v) for v in operands], **options)
+    with exact(operands):
+        result = function(*[_for_jax(v) for v in operands], **options)
     return Value(result if dtype is None else cast(result, np.dtype(dtype)))
 
 
@@ -289,13 +318,21 @@ def _copyto(dst: Value, src: Any, where: Any = True) -> None:
 
 
 def _partition(x: Any, kth: int, axis: int = -1) -> Value:
-    return Value(jnp.sort(plain(x), axis=axis))  # a sorted array is partitioned everywhere
+    return Value(np.sort(plain(x), axis=axis) if known(plain(x)) else jnp.sort(plain(x), axis=axis))  # a sorted array is partitioned everywhere
+
+
+def _argmax(x: Any, axis: int | None = None) -> Value:
+    array = plain(x)
+    if known(array):
+        return Value(np.argmax(array, axis))
+    return Value(lax.argmax(array.reshape(-1) if axis is None else array, 0 if axis is None else axis % array.ndim, np.int32))
 
 
 # NumPy functions whose JAX form has another name or signature, by name.
 _OWN: dict[str, Callable[..., Any]] = {
     "copyto": _copyto,
     "partition": _partition,
+    "argmax": _argmax,
     "may_share_memory": lambda a, b, max_work=None: False,
     "shape": lambda a: a.shape,
     "ndim": lambda a: a.ndim,
@@ -314,7 +351,8 @@ def call(name: str, args: Any, kw: Any) -> Any:
     function = getattr(jnp, name, None)
     if function is None:
         raise Unknown(f"numpy.{name}")
-    return wrapped(function(*_for_jax(operands), **{k: _for_jax(v) for k, v in options.items()}))
+    with exact(operands):
+        return wrapped(function(*_for_jax(operands), **{k: _for_jax(v) for k, v in options.items()}))
 
 
 def _method(name: str) -> Any:

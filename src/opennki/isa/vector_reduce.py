@@ -444,7 +444,7 @@ def range_select(*, on_true_tile: T[Array, In("P F*", dtypes=FLOATS)], comp_op0:
     reduce_res, reduce_cmd, reduce_op: as in select_reduce; the registers are the same.
     """
     shape = on_true_tile.shape
-    position = (int(range_start) + np.arange(int(np.prod(shape[1:])), dtype=np.int64)).astype(np.float32)
+    position = (range_start + np.arange(int(np.prod(shape[1:])), dtype=np.int64)).astype(np.float32)
     position = np.broadcast_to(position.reshape(1, *shape[1:]), shape)
     inside = (apply(comp_op0, position, bound0) != 0) & (apply(comp_op1, position, bound1) != 0)
     value = np.where(inside, on_true_tile, np.float32(FP32_MIN))
