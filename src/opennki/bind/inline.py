@@ -1,7 +1,7 @@
 """Kernels as JAX functions: expanded into the program around them, instead of called.
 
-`inline(kernel)` is a function of the kernel's inputs that JAX can trace, compile for any platform, vectorise and differentiate. Its operations
-fuse with those around it, and no handler is needed to run it. It computes what `simulate_kernel` computes, but without its checks, and
+`inline(kernel)` is a function of the kernel's inputs that JAX can trace, compile for any platform, vectorise and differentiate. Its
+operations fuse with those around it, and no handler is needed to run it. It computes what `simulate_kernel` computes, without its checks, and
 
 * sums and matrix products are in the order of XLA, so float32 results differ in their last bits;
 * exp, tanh and other transcendental functions are XLA's;
@@ -68,9 +68,9 @@ class _Expansion:
         shared = [a for a in local if a.space == "shared_hbm"]
         outputs = [o.alloc for o in kernel.outputs if o.alloc not in kernel.params]
         self.kept = list(dict.fromkeys([*shared, *outputs]))
-        self.registers = list(dict.fromkeys(
-            access.alloc for s in statements(kernel.body) if isinstance(s, Instr) for access, _, _ in accesses(s)
-            if access.alloc.kind == "register"))
+        self.used = {access.alloc for s in statements(kernel.body) if isinstance(s, Instr) for access, _, _ in accesses(s)}
+        self.used |= {o.alloc for o in kernel.outputs}
+        self.registers = [a for a in self.used if a.kind == "register"]
 
     def run(self, *arrays: Any) -> list[jax.Array]:
         """The kernel on arrays."""
@@ -79,7 +79,8 @@ class _Expansion:
             raise NkiTypeError(f"{kernel.name} has {len(kernel.params)} inputs, {len(arrays)} are given")
         memory = Memory(self.margin)
         for alloc, array in zip(kernel.params, arrays, strict=True):
-            memory.put(alloc, _storage(alloc, array))
+            if alloc in self.used:
+                memory.put(alloc, _storage(alloc, array))
         for alloc in kernel.constant_allocs:
             memory.put(alloc, np.asarray(kernel.constants[alloc.id], dtypes.storage(alloc.dtype)).reshape(alloc.shape))
         for alloc in self.kept:

@@ -1,7 +1,7 @@
 """Bodies of instructions with another `np`: the same code, with the module of `inline_values` in the place of NumPy.
 
-A function of `isa/` is made again from its code object, with globals in which NumPy is exchanged and the functions of `isa/` that it calls are
-made again likewise. So the meaning of an instruction stays declared once.
+A function of `isa/` is made again from its code object, with globals in which NumPy is exchanged and the functions of `isa/` that it calls
+are made again likewise. So the meaning of an instruction stays declared once.
 """
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ class _Call:
         spec, name, machine = param.spec, param.name, self.machine
         if isinstance(spec, Plumbing):
             if spec.kind == "stream":
-                self.given[name] = (machine.seed, self.instr.call, *machine.stream)
+                self.given[name] = (machine.seed, self.instr.call, *[_value(v) for v in machine.stream])
             elif param.required:
                 self.given[name] = None
         elif isinstance(value, Access):

@@ -1,8 +1,8 @@
 """Tensors of an expanded kernel as values, and tiles as slices, windows and gathers of them.
 
-A tensor is an array of its shape in its storage dtype; writing to it makes a new one. Where masked accesses reach past its end, the array has
-a margin there (`margins`), so that such a tile is still a window with an offset. Dimensions that are no windows are gathered and scattered:
-reads outside give some element, writes outside are dropped.
+A tensor is an array of its shape in its storage dtype; writing to it makes a new one. Where masked accesses reach past its end, the array
+has a margin there (`margins`), so that such a tile is still a window with an offset. Dimensions that are no windows are gathered and
+scattered: reads outside give some element, writes outside are dropped.
 """
 from __future__ import annotations
 

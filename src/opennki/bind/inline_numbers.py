@@ -17,8 +17,9 @@ from opennki.bind.inline_values import Unknown, Value, cast, exact, known, plain
 from opennki.isa import dtypes, reduce, scalar
 from opennki.isa import known as shortcuts
 
-# exponent and mantissa bits of the formats that reduce_precision rounds to as IEEE 754 does
-_IEEE = {"bfloat16": (8, 7), "float16": (5, 10), "tfloat32": (8, 10), "float8_e5m2": (5, 2), "float8_e4m3": (4, 3)}
+# Mantissa bits of the formats with the exponents of float32. They are rounded to on their own: XLA may drop a cast there and back (with
+# "excess precision"), but not this. For formats with fewer exponents it would flush what is below their smallest normal number.
+_MANTISSA = {"bfloat16": 7, "tfloat32": 10}
 
 
 def read(array: Any, name: str) -> Any:
@@ -34,30 +35,13 @@ def encode(x: Any, name: str) -> Any:
     if known(x):
         return dtypes.from_float32(np.ascontiguousarray(x), name)
     storage = dtypes.storage(name)
-    if name in _IEEE:
-        # said on its own, so that XLA does not drop a cast there and back
-        x = lax.reduce_precision(x, *_IEEE[name])
-    elif name == "float8_e4m3fn":
-        x = _to_odd(x)
+    if name in _MANTISSA:
+        x = lax.reduce_precision(x, 8, _MANTISSA[name])
     if name == "bool":
         return (x != 0).astype(np.uint8)
     if dtypes.is_integer(name):
         return _to_integer(x, storage)
     return cast(x, storage)
-
-
-@jax.custom_jvp
-def _to_odd(x: jax.Array) -> jax.Array:
-    """float32 with 8 significant bits, the last one sticky: rounding that to an 8-bit float equals rounding once."""
-    bits = lax.bitcast_convert_type(x, np.uint32)
-    lost = (bits & np.uint32(0xFFFF)) != 0
-    rounded = lax.bitcast_convert_type((bits & np.uint32(0xFFFF0000)) | (lost.astype(np.uint32) << 16), np.float32)
-    return jnp.where(jnp.isnan(x), x, rounded)
-
-
-@_to_odd.defjvp
-def _to_odd_jvp(primals: Any, tangents: Any) -> Any:
-    return _to_odd(*primals), tangents[0]
 
 
 def _to_integer(x: jax.Array, storage: np.dtype[Any]) -> jax.Array:
@@ -112,7 +96,7 @@ def _integer(array: jax.Array, dst: str) -> jax.Array:
 
 # ---- building blocks of bodies: what stands in for a function of isa/ ----------------------------------------
 
-_REDUCE = {"add": jnp.sum, "multiply": jnp.prod, "maximum": jnp.max, "minimum": jnp.min,
+_REDUCE: dict[str, Callable[..., jax.Array]] = {"add": jnp.sum, "multiply": jnp.prod, "maximum": jnp.max, "minimum": jnp.min,
            "logical_and": jnp.all, "logical_or": jnp.any}
 _BITS = {"bitwise_and": lax.bitwise_and, "bitwise_or": lax.bitwise_or, "bitwise_xor": lax.bitwise_xor}
 

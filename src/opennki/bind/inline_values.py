@@ -1,8 +1,8 @@
 """Arrays of a body that is expanded into JAX: the array interface of NumPy over values that may have no numbers yet.
 
-A body of `isa/` is written for NumPy. Called with `Value` operands it builds JAX operations: operators and NumPy functions come here through
-NumPy's own protocols (`__array_ufunc__`, `__array_function__`), and what NumPy makes without them (`np.empty`, `np.asarray`, ...) through the
-module `numpy_like`, which stands in for `np` in the body (`inline_bodies`).
+A body of `isa/` is written for NumPy. Called with `Value` operands it builds JAX operations: operators and NumPy functions come here
+through NumPy's own protocols (`__array_ufunc__`, `__array_function__`), and what NumPy makes without them (`np.empty`, `np.asarray`, ...)
+through the module `numpy_like`, which stands in for `np` in the body (`inline_bodies`).
 
 A value is a NumPy array as long as it is known while the program is made, so that index arithmetic and constants are computed then. Where a
 body needs a number that is known only when the program runs, `Unknown` is raised.
@@ -30,10 +30,10 @@ class Unknown(Exception):
 
 def x64() -> Any:
     """A context in which 64-bit integers exist."""
-    enable = getattr(jax, "enable_x64", None)
-    if enable is None:
-        from jax.experimental import enable_x64 as enable
-    return enable(True)
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    from jax.experimental import enable_x64
+    return enable_x64(True)
 
 
 def exact(*values: Any) -> Any:
@@ -108,6 +108,8 @@ def _traced(value: Any) -> bool:
 
 
 def _for_jax(value: Any) -> Any:
+    if isinstance(value, list) and value and all(isinstance(v, (bool, int, float)) for v in value):
+        return np.asarray(value)  # NumPy takes lists for arrays, JAX does not
     if isinstance(value, (tuple, list)):
         return type(value)(_for_jax(v) for v in value)
     return to_jax(value) if isinstance(value, np.ndarray) else value
@@ -318,7 +320,8 @@ def _copyto(dst: Value, src: Any, where: Any = True) -> None:
 
 
 def _partition(x: Any, kth: int, axis: int = -1) -> Value:
-    return Value(np.sort(plain(x), axis=axis) if known(plain(x)) else jnp.sort(plain(x), axis=axis))  # a sorted array is partitioned everywhere
+    array = plain(x)  # a sorted array is partitioned everywhere
+    return Value(np.sort(array, axis=axis) if known(array) else jnp.sort(array, axis=axis))
 
 
 def _argmax(x: Any, axis: int | None = None) -> Value:
@@ -378,6 +381,7 @@ def _in_place(ufunc: Any) -> Any:
     return operator
 
 
+_function: Any
 for _name, _function in (
     ("add", np.add), ("sub", np.subtract), ("mul", np.multiply), ("truediv", np.divide), ("floordiv", np.floor_divide),
     ("mod", np.remainder), ("pow", np.power), ("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor),

@@ -246,7 +246,7 @@ def running(step: Callable[..., Array], state: Array, *rows: Array) -> Array:
 
     state: float32 (P,); rows: one or more (P, F), of which `step` gets column after column.
     """
-    out = np.empty(rows[0].shape, np.float32)
+    out: Array = np.empty(rows[0].shape, np.float32)
     for i in range(out.shape[1]):
         state = step(state, *[x[:, i] for x in rows])
         out[:, i] = state
