@@ -1,4 +1,3 @@
-# ruff: noqa: E402
 """Every instruction of the registry, expanded into JAX: either it agrees with the interpreter, or the error says why it cannot."""
 from __future__ import annotations
 

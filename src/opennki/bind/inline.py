@@ -1,7 +1,7 @@
 """Kernels as JAX functions: expanded into the program around them, instead of called.
 
 `inline(kernel)` is a function of the kernel's inputs that JAX can trace, compile for any platform, vectorise and differentiate. Its
-operations fuse with those around it, and no handler is needed to run it. It computes what `simulate_kernel` computes, without its checks, and
+operations fuse with those around it, and no handler is needed to run it. It computes what `simulate_kernel` computes, without its checks;
 
 * sums and matrix products are in the order of XLA, so float32 results differ in their last bits;
 * exp, tanh and other transcendental functions are XLA's;

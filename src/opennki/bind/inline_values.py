@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from math import prod
 from typing import Any
 
@@ -39,7 +39,7 @@ def x64() -> Any:
 def exact(*values: Any) -> Any:
     """`x64` where an operation on these values has 64-bit integers, in which bodies compute exact integer results; else no context.
 
-    Not for everything: some operations of JAX (its iota) look at the setting again when they are compiled, outside.
+    Not for everything: some operations of JAX (its iota, constants) look at the setting again when they are compiled, outside.
     """
     wide = integers = traced = False
     for v in _leaves(values):
@@ -48,7 +48,13 @@ def exact(*values: Any) -> Any:
         if isinstance(v, jax.Array):
             traced |= kind in "iu" and size == 8
             integers |= kind in "iu"
-    return x64() if traced or (wide and integers) else nullcontext()
+    return _wide_context() if traced or (wide and integers) else nullcontext()
+
+
+@contextmanager
+def _wide_context() -> Iterator[bool]:
+    with x64():
+        yield True
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -69,11 +75,23 @@ def to_jax(value: Any) -> jax.Array:
     if isinstance(value, jax.Array):
         return value
     array = np.asarray(value)
+    if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
+        return _wide(array)
     if array.size >= _UNIFORM_FROM:
         first = array[(0,) * array.ndim]
         if not any(array.strides) or (array == first).all():
             return jnp.full(array.shape, first, array.dtype)
     return jnp.asarray(array)
+
+
+def _wide(array: np.ndarray) -> jax.Array:
+    """64-bit integers from a 32-bit constant: older versions of JAX compile 64-bit constants as 32-bit ones outside `x64`."""
+    low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+    narrow = np.int32 if -2**31 <= low and high < 2**31 else np.uint32
+    if narrow is np.uint32 and not 0 <= low <= high < 2**32:
+        raise Unknown("constants of more than 32 bits")
+    with x64():
+        return to_jax(array.astype(narrow)).astype(array.dtype)
 
 
 def _number(value: Any) -> Any:
@@ -117,7 +135,13 @@ def _for_jax(value: Any) -> Any:
 
 def index_of(key: Any) -> Any:
     """An index with JAX or NumPy arrays in it."""
-    return tuple(plain(k) for k in key) if isinstance(key, tuple) else plain(key)
+    return tuple(_narrow(plain(k)) for k in key) if isinstance(key, tuple) else _narrow(plain(key))
+
+
+def _narrow(index: Any) -> Any:
+    """An index array of 32 bits: none counts further."""
+    wide = isinstance(index, (np.ndarray, jax.Array)) and index.dtype.kind in "iu" and index.dtype.itemsize == 8
+    return index.astype(np.int32) if wide else index
 
 
 def _is_basic(key: Any) -> bool:
@@ -290,6 +314,8 @@ def bitcast(array: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
     return lax.bitcast_convert_type(array.reshape(*array.shape[:-1], array.shape[-1] * old // new, new // old), dtype)
 
 
+_RUNNING = {np.maximum: lax.cummax, np.minimum: lax.cummin, np.add: lax.cumsum, np.multiply: lax.cumprod}
+
 # ---- functions -------------------------------------------------------------------------------------------
 
 
@@ -304,12 +330,14 @@ def _ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], kw: dict[str, Any])
         raise Unknown(f"numpy.{ufunc.__name__}")
     dtype = options.pop("dtype", None)
     if method != "__call__":
-        function = getattr(function, method, None)
+        function = _RUNNING.get(ufunc) if method == "accumulate" else getattr(function, method, None)
         if function is None:
             raise Unknown(f"numpy.{ufunc.__name__}.{method}")
     if ufunc is np.matmul:
         options["precision"] = lax.Precision.HIGHEST
-    with exact(operands):
+    with exact(operands) as wide:
+        if wide is not None:
+            operands = [np.asarray(v, np.int64) if isinstance(v, int) else v for v in operands]
         result = function(*[_for_jax(v) for v in operands], **options)
     return Value(result if dtype is None else cast(result, np.dtype(dtype)))
 
@@ -331,11 +359,19 @@ def _argmax(x: Any, axis: int | None = None) -> Value:
     return Value(lax.argmax(array.reshape(-1) if axis is None else array, 0 if axis is None else axis % array.ndim, np.int32))
 
 
+def _take_along_axis(x: Any, at: Any, axis: int) -> Any:
+    array, index = plain(x), _narrow(plain(at))
+    if known(array) and known(index):
+        return Value(np.take_along_axis(array, index, axis))
+    return Value(jnp.take_along_axis(to_jax(array), to_jax(index), axis))
+
+
 # NumPy functions whose JAX form has another name or signature, by name.
 _OWN: dict[str, Callable[..., Any]] = {
     "copyto": _copyto,
     "partition": _partition,
     "argmax": _argmax,
+    "take_along_axis": _take_along_axis,
     "may_share_memory": lambda a, b, max_work=None: False,
     "shape": lambda a: a.shape,
     "ndim": lambda a: a.ndim,
@@ -354,7 +390,9 @@ def call(name: str, args: Any, kw: Any) -> Any:
     function = getattr(jnp, name, None)
     if function is None:
         raise Unknown(f"numpy.{name}")
-    with exact(operands):
+    with exact(operands) as wide:
+        if wide is not None and name == "where":
+            operands = tuple(np.asarray(v, np.int64) if isinstance(v, int) else v for v in operands)
         return wrapped(function(*_for_jax(operands), **{k: _for_jax(v) for k, v in options.items()}))
 
 
