@@ -17,6 +17,7 @@ import opennki.dropin  # noqa: F401  isort: skip
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
+import neuronxcc.nki.typing as nt
 from opennki.bind.inline import CannotInline, first_unsupported, inline
 from opennki.bind.inline_numbers import encode
 from opennki.errors import NkiTypeError, NkiValueError
@@ -153,6 +154,19 @@ def triangle(x):
     return out
 
 
+def while_positive(n):
+    """A loop whose trips are known when it runs."""
+    out = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.shared_hbm)
+    count, left = nl.zeros((1, 1), dtype=nl.int32), nl.load(n)
+    cond = nt.scalar(True)
+    while cond:
+        count[...] = count + 1
+        left[...] = left - 2
+        cond = nt.scalar(left > 0)
+    nl.store(out, count)
+    return out
+
+
 KERNELS = {
     "add": (add, (normal(300, 40), normal(300, 40, seed=1)), exact),
     "softmax": (softmax, (normal(256, 100),), close),
@@ -169,6 +183,8 @@ KERNELS = {
     "strided": (strided, (normal(16, 20),), exact),
     "accumulated": (accumulated, (normal(16, 40),), exact),
     "triangle": (triangle, (normal(96, 24),), close),
+    "while_positive": (while_positive, (np.array([[7]], np.int32),), exact),
+    "while_at_least_once": (while_positive, (np.array([[-7]], np.int32),), exact),
 }
 
 
@@ -217,6 +233,22 @@ def test_operations_around_it_fuse():
     text = jax.jit(lambda x: f(x * 2)[0] + 1).lower(x).compile().as_text()
     assert "custom-call" not in text
     np.testing.assert_allclose(jax.jit(lambda x: f(x * 2)[0] + 1)(x), jax.nn.softmax(x * 2) + 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "rocm", "tpu"])
+def test_lowers_for_other_platforms(platform):
+    """As the lowering of a primitive, with exact 32-bit integers too."""
+    from jax.extend.core import Primitive
+    from jax.interpreters import mlir
+    x, y = (integers(160, 8, low=-2**31, high=2**31 - 1, seed=s) for s in (0, 1))
+    call = Primitive("expanded")
+    call.multiple_results = True
+    call.def_abstract_eval(lambda *_: [jax.core.ShapedArray(x.shape, x.dtype)])
+    mlir.register_lowering(call, mlir.lower_fun(inline(kernel_of(add).trace(x, y)), multiple_results=True))
+    program = jax.jit(lambda x, y: call.bind(x, y)[0]).trace(x, y)
+    text = program.lower(lowering_platforms=(platform,)).as_text()
+    assert "stablehlo.add" in text and "custom_call" not in text
+    exact([np.asarray(program.lower().compile()(x, y))], [nki.simulate_kernel(kernel_of(add), x, y)])
 
 
 def test_gradients():

@@ -243,6 +243,16 @@ def random_numbers(x):
     return stored(nl.dropout(nl.load(x), 0.4), nl.rand((P, F)))
 
 
+@sample(X, check=exact)
+def random_in_a_loop(x):
+    out = nl.ndarray((9, P, F), dtype=nl.float32, buffer=nl.shared_hbm)
+    for i in nl.sequential_range(9):
+        if i == 4:
+            nl.random_seed(11)
+        nl.store(out[i], nl.rand((P, F)))
+    return out
+
+
 @sample(X)
 def loop_reduction(x):
     total = nl.ndarray((P, F), dtype=nl.float32)
@@ -272,9 +282,9 @@ def seeded(x):
     return stored(nl.rand((P, F)))
 
 
-def random_in_a_loop(x):
-    out = nl.ndarray((9, P, F), dtype=nl.float32, buffer=nl.shared_hbm)
-    for i in nl.sequential_range(9):
+def random_in_a_long_loop(x):
+    out = nl.ndarray((2048, P, F), dtype=nl.float32, buffer=nl.shared_hbm)
+    for i in nl.sequential_range(2048):
         nl.store(out[i], nl.rand((P, F)))
     return out
 
@@ -290,7 +300,7 @@ def summed_over_programs(x):
 
 UNSUPPORTED = {
     "random_seed": (seeded, None, "known only when the kernel runs"),
-    "rand": (random_in_a_loop, None, "known only when the kernel runs"),
+    "rand": (random_in_a_long_loop, None, "known only when the kernel runs"),
     "core_barrier": (meeting, nl.nc(2), "wait for each other"),
     "all_reduce": (summed_over_programs, (2,), "wait for each other"),
 }

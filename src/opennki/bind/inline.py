@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from opennki import settings
-from opennki.bind.inline_machine import CannotInline, Machine, written
+from opennki.bind.inline_machine import UNROLL_TRIPS, CannotInline, Machine, draws, written
 from opennki.bind.inline_memory import Memory, margins
 from opennki.bind.inline_values import to_jax
 from opennki.errors import Loc, NkiTypeError, NkiValueError
@@ -31,7 +31,7 @@ from opennki.isa import dtypes
 
 __all__ = ["CannotInline", "first_unsupported", "inline"]
 
-UNROLL_PROGRAMS = 4
+UNROLL_PROGRAMS = 64  # of a kernel that draws random numbers; else as the trips of a loop
 
 
 def inline(kernel: Kernel, seed: int = 0) -> Callable[..., list[jax.Array]]:
@@ -94,7 +94,7 @@ class _Expansion:
         grid = self.kernel.grid
         sizes = [v.hi + 1 for v in grid]
         count = prod(sizes)
-        if count <= UNROLL_PROGRAMS:
+        if count <= (UNROLL_PROGRAMS if draws(self.kernel.body) else UNROLL_TRIPS):
             for n in range(count):
                 self._program(memory, n, sizes)
             return

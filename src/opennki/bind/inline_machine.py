@@ -27,6 +27,7 @@ from opennki.isa.declare import ISA, Instruction, Plumbing, Register, Tile
 
 UNROLL_TRIPS = 4
 UNROLL_INSTRUCTIONS = 64
+UNROLL_RANDOM = 2048  # instructions: the key of a random number is made of the numbers of the iterations, which are known then
 
 
 class CannotInline(NkiValueError):
@@ -53,9 +54,18 @@ def _count(body: list[Stmt]) -> int:
     return total
 
 
+def draws(body: list[Stmt]) -> bool:
+    """True where random numbers are drawn."""
+    return any(isinstance(s, Instr) and ISA[s.op].random for s in statements(body))
+
+
 def unrolled(loop: For) -> bool:
-    """True for short loops of few instructions."""
-    return loop.trips <= 1 or (loop.trips <= UNROLL_TRIPS and loop.trips * _count(loop.body) <= UNROLL_INSTRUCTIONS)
+    """True for short loops of few instructions, and for longer ones that draw random numbers."""
+    if loop.trips <= 1:
+        return True
+    if draws(loop.body):
+        return loop.trips * _count(loop.body) <= UNROLL_RANDOM
+    return loop.trips <= UNROLL_TRIPS and loop.trips * _count(loop.body) <= UNROLL_INSTRUCTIONS
 
 
 class Machine:

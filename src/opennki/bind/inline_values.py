@@ -87,7 +87,7 @@ def to_jax(value: Any) -> jax.Array:
 def _wide(array: np.ndarray) -> jax.Array:
     """64-bit integers from a 32-bit constant: older versions of JAX compile 64-bit constants as 32-bit ones outside `x64`."""
     low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
-    narrow = np.int32 if -2**31 <= low and high < 2**31 else np.uint32
+    narrow = np.int32 if low >= -2**31 and high < 2**31 else np.uint32
     if narrow is np.uint32 and not 0 <= low <= high < 2**32:
         raise Unknown("constants of more than 32 bits")
     with x64():
