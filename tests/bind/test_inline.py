@@ -167,6 +167,18 @@ def while_positive(n):
     return out
 
 
+def either_tile(x):
+    """The branches make the tile that is used after them."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for i in nl.sequential_range(x.shape[0] // 16):
+        if i % 3 == 1:
+            t = nl.load(x[nl.ds(i * 16, 16), :])
+        else:
+            t = nl.negative(nl.load(x[nl.ds(i * 16, 16), :]))
+        nl.store(out[nl.ds(i * 16, 16), :], t)
+    return out
+
+
 KERNELS = {
     "add": (add, (normal(300, 40), normal(300, 40, seed=1)), exact),
     "softmax": (softmax, (normal(256, 100),), close),
@@ -175,6 +187,7 @@ KERNELS = {
     "matmul": (matmul, (normal(192, 128), normal(192, 384)), close),
     "matmul_bf16": (matmul, (normal(192, 128, dtype=BF16), normal(192, 384, dtype=BF16)), close),
     "by_parity": (by_parity, (normal(144, 24),), exact),
+    "either_tile": (either_tile, (normal(144, 24),), exact),
     "in_place": (in_place, (normal(64, 32), normal(64, 32, seed=1)), close),
     "transposed": (transposed, (normal(96, 48),), exact),
     "transposed_int32": (transposed, (integers(96, 48, low=-2**31, high=2**31 - 1),), exact),

@@ -10,6 +10,7 @@ operations fuse with those around it, and no handler is needed to run it. It com
 """
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -25,7 +26,7 @@ from opennki.bind.inline_values import to_jax
 from opennki.errors import Loc, NkiTypeError, NkiValueError
 from opennki.interpret.contract import contracted
 from opennki.interpret.precision import widened
-from opennki.ir.nodes import Alloc, Instr, Kernel, statements
+from opennki.ir.nodes import Alloc, If, Instr, Kernel, Stmt, statements
 from opennki.ir.verify import accesses
 from opennki.isa import dtypes
 
@@ -67,7 +68,7 @@ class _Expansion:
         local = [s for s in statements(kernel.body) if isinstance(s, Alloc)]
         shared = [a for a in local if a.space == "shared_hbm"]
         outputs = [o.alloc for o in kernel.outputs if o.alloc not in kernel.params]
-        self.kept = list(dict.fromkeys([*shared, *outputs]))
+        self.kept = list(dict.fromkeys([*shared, *outputs, *_leaving(kernel)]))
         self.used = {access.alloc for s in statements(kernel.body) if isinstance(s, Instr) for access, _, _ in accesses(s)}
         self.used |= {o.alloc for o in kernel.outputs}
         self.registers = [a for a in self.used if a.kind == "register"]
@@ -121,6 +122,19 @@ class _Expansion:
         for alloc in self.registers:
             memory.clear(alloc)
         Machine(self.kernel, memory, env, ranges, set(self.kept), self.seed).run(self.kernel.body)
+
+
+def _leaving(kernel: Kernel) -> list[Alloc]:
+    """Tensors made in a branch that statements outside of it use."""
+    def uses(body: list[Stmt]) -> Counter[Alloc]:
+        return Counter(a.alloc for s in statements(body) if isinstance(s, Instr) for a, _, _ in accesses(s))
+    everywhere = uses(kernel.body)
+    out = []
+    for branch in [s for s in statements(kernel.body) if isinstance(s, If)]:
+        for body in (branch.then, branch.orelse):
+            inside = uses(body)
+            out += [s for s in statements(body) if isinstance(s, Alloc) and inside[s] < everywhere[s]]
+    return out
 
 
 def _only_narrow(alloc: Alloc) -> None:
