@@ -264,6 +264,14 @@ def test_lowers_for_other_platforms(platform):
     exact([np.asarray(program.lower().compile()(x, y))], [nki.simulate_kernel(kernel_of(add), x, y)])
 
 
+@pytest.mark.parametrize("dtype, precision", [(BF16, "DEFAULT"), (np.dtype(np.float16), "HIGHEST"), (np.dtype(np.float32), "HIGHEST")])
+def test_products_of_bfloat16_need_one_pass(dtype, precision):
+    """Accelerators split float32 operands of a product into several passes, which bfloat16 numbers do not need."""
+    x, y = normal(64, 64, dtype=dtype), normal(64, 128, dtype=dtype)
+    text = inline(kernel_of(matmul).trace(x, y)).lower(x, y).as_text()
+    assert f"precision = [{precision}, {precision}]" in text if precision != "DEFAULT" else "HIGHEST" not in text
+
+
 def test_gradients():
     x, g = normal(300, 64), normal(64)
     f = inline(kernel_of(rmsnorm).trace(x, g))

@@ -30,6 +30,10 @@ UNROLL_INSTRUCTIONS = 64
 UNROLL_RANDOM = 2048  # instructions: the key of a random number is made of the numbers of the iterations, which are known then
 
 
+# floats that bfloat16 can hold
+_FEW_BITS = frozenset({"bfloat16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"})
+
+
 class CannotInline(NkiValueError):
     """A kernel that cannot be expanded into the JAX program around it; names the first such instruction and its line."""
 
@@ -267,7 +271,7 @@ class _Call:
         if register or not self.raw:
             array = read(array, access.dtype)
         fit = _shape_for(("P", "1") if register else spec.dims, access.shape, self.iteration)
-        self.given[param.name] = Value(array if fit is None else array.reshape(fit))
+        self.given[param.name] = Value(array if fit is None else array.reshape(fit), few_bits=not self.raw and access.dtype in _FEW_BITS)
         if register:
             self.registers.append((access, param.name))
         elif spec.writes:

@@ -150,14 +150,16 @@ def _is_basic(key: Any) -> bool:
 
 
 class Value:
-    """An array. `part_of` is the array whose memory it would share in NumPy: such a part is not written to."""
+    """An array. `part_of` is the array whose memory it would share in NumPy: such a part is not written to. `few_bits`: it holds
+    float32 numbers that bfloat16 can hold, so that products of them need no more than one pass of a matrix unit."""
 
-    __slots__ = ("array", "part_of")
+    __slots__ = ("array", "few_bits", "part_of")
     __array_priority__ = 1000
 
-    def __init__(self, array: Any, part_of: Value | None = None) -> None:
+    def __init__(self, array: Any, part_of: Value | None = None, few_bits: bool = False) -> None:
         self.array = array if isinstance(array, jax.Array) else np.asarray(array)
         self.part_of = part_of
+        self.few_bits: bool = few_bits or (part_of is not None and part_of.few_bits)
 
     # ---- what it is ----
     @property
@@ -229,9 +231,10 @@ class Value:
         return self if not copy and self.dtype == np.dtype(dtype) else Value(cast(self.array, np.dtype(dtype)))
 
     def view(self, dtype: Any) -> Value:
-        if known(self.array):
-            return Value(self.array.view(np.dtype(dtype)), self)
-        return Value(bitcast(self.array, np.dtype(dtype)), self)
+        same = self.array.view(np.dtype(dtype)) if known(self.array) else bitcast(self.array, np.dtype(dtype))
+        value = Value(same, self)
+        value.few_bits = False
+        return value
 
     # ---- elements ----
     def __getitem__(self, key: Any) -> Value:
@@ -247,8 +250,7 @@ class Value:
     def __setitem__(self, key: Any, value: Any) -> None:
         at, new = index_of(key), plain(value)
         if known(self.array) and not _traced(new) and not _traced(at):
-            self._own()
-            self.array = np.array(self.array)
+            self.write(np.array(self.array))
             self.array[at] = new
             return
         _no_choice(at)
@@ -264,7 +266,7 @@ class Value:
     def write(self, array: Any) -> None:
         """Give it other contents."""
         self._own()
-        self.array = array
+        self.array, self.few_bits = array, False
 
     def __iter__(self) -> Any:
         return (self[i] for i in range(len(self)))
@@ -334,7 +336,8 @@ def _ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], kw: dict[str, Any])
         if function is None:
             raise Unknown(f"numpy.{ufunc.__name__}.{method}")
     if ufunc is np.matmul:
-        options["precision"] = lax.Precision.HIGHEST
+        few = all(isinstance(v, Value) and v.few_bits for v in inputs)
+        options["precision"] = lax.Precision.DEFAULT if few else lax.Precision.HIGHEST
     with exact(operands) as wide:
         if wide is not None:
             operands = [np.asarray(v, np.int64) if isinstance(v, int) else v for v in operands]
