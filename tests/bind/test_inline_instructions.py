@@ -198,6 +198,23 @@ def top_eight(x):
     return stored(best, nisa.max8(src=a[ip, ix], mask=ix < 12), nisa.nc_find_index8(data=a, vals=best), rest, where)
 
 
+@sample(np.round(X * 2))
+def masked_rows(x):
+    """A mask on rows, and one that excludes everything."""
+    a = nl.load(x)
+    ip, ix = nl.mgrid[0:P, 0:F]
+    best = nisa.max8(src=a)
+    where, stats, sums = (nl.zeros((P, n), dtype=kind) for n, kind in ((8, nl.uint32), (6, nl.float32), (1, nl.float32)))
+    rest = nisa.nc_match_replace8(data=a[ip, ix], vals=best, imm=-100.0, dst_idx=where, mask=ip < 9)
+    stats[...] = nisa.bn_stats(a[ip, ix], mask=(ip < 11) & (ix < 30))
+    sums[...] = nisa.tensor_reduce(np.max, a[ip, ix], axis=[1], mask=(ip < 12) & (ix < 5))
+    for i in nl.sequential_range(6):
+        sums[...] = nisa.tensor_reduce(np.max, a[ip, ix], axis=[1], mask=(ip >= 4 * i) & (ip < 4 * i + 2) & (ix + 10 < 5 * i))
+    out = nl.zeros((P, F), dtype=nl.float32)
+    out[ip, ix] = nl.copy(rest[ip, ix], mask=ip < 9)
+    return stored(where, stats, sums, out)
+
+
 @sample(X, integers(P, 4, high=F, dtype=np.uint16), integers(P, 8, high=F, dtype=np.uint32), check=exact)
 def gathers(x, index, flat):
     a = nl.load(x)

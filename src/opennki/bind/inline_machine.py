@@ -4,7 +4,7 @@ The counterpart of `interpret.steps` and `interpret.machine` for operands withou
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -303,44 +303,62 @@ class _Call:
         return jnp.where(keep, to_jax(array), to_jax(old))
 
     def _keep(self, access: Access, name: str) -> Any:
-        """Truth values of an output's elements being written, None for all."""
+        """Truth values of an output's elements being written, None for all (as `interpret.steps` narrows an instruction by its mask)."""
         decl, shape, iteration = self.decl, access.shape, self.iteration
         keep: Any = None
         if self.skipped is not None and self.skipped.shape == shape:
             keep = self.skipped
         if not self.instr.mask:
             return keep
-        dims = decl.mask_dims.get(name)
-        if dims is None and decl.mask_on and name != decl.mask_on and shape != iteration:
-            dims = (0,)
-        own = not (decl.mask_on and "mask" in decl.index and name != decl.mask_on and shape != iteration)
-        for pred in self.instr.mask:
-            truth = self._seen(pred, shape, dims, own)
+        truths = [self._some(shape)]
+        if decl.positional or decl.random:
+            if shape == iteration:
+                truths.append(all_hold(self.instr.mask, self.machine.env, shape))
+        else:
+            dims = decl.mask_dims.get(name)
+            if dims is None and decl.mask_on and name != decl.mask_on and shape != iteration:
+                dims = (0,)
+            truths += [self._seen(pred, shape, dims) for pred in self.instr.mask]
+        for truth in truths:
             if truth is not None:
                 keep = truth if keep is None else keep & truth
         return keep
 
-    def _seen(self, pred: Pred, shape: tuple[int, ...], dims: Any, own: bool) -> Any:
-        """A predicate over the iteration space, over the elements of an output."""
-        iteration, env = self.iteration, self.machine.env
-        strides = tuple(s if n > 1 else 0 for s, n in zip(pred.strides or (0,) * len(iteration), iteration, strict=True))
-        moving = [k for k, s in enumerate(strides) if s]
+    def _moving(self, pred: Pred) -> dict[int, int]:
+        """The dimensions of the iteration space that a predicate depends on, with its strides."""
+        strides = pred.strides or (0,) * len(self.iteration)
+        return {k: s for k, (s, n) in enumerate(zip(strides, self.iteration, strict=True)) if s and n > 1}
+
+    def _seen(self, pred: Pred, shape: tuple[int, ...], dims: Any) -> Any:
+        """A predicate over the iteration space, over the elements of an output; None where it does not narrow it."""
+        moving, iteration, env = self._moving(pred), self.iteration, self.machine.env
         if len(moving) > 1:
-            return holds(Pred(pred.expr, strides), env, shape) if own and shape == iteration else None
-        if not moving:
-            return holds(Pred(pred.expr), env, shape)
-        k = moving[0]
-        for j, n in enumerate(shape):
-            at = j if dims is None else (dims[j] if j < len(dims) else None)
-            if at == k and n == iteration[k] and not (n == 1 and dims is None):
-                return holds(Pred(pred.expr, tuple(strides[k] if i == j else 0 for i in range(len(shape)))), env, shape)
-        # no dimension of the output: written where the mask holds somewhere along it
-        return _any_along(pred, strides[k], iteration[k], env) & np.ones(shape, bool)
+            return holds(pred, env, shape) if shape == iteration else None
+        for k, stride in moving.items():
+            for j, n in enumerate(shape):
+                at = j if dims is None else (dims[j] if j < len(dims) else None)
+                if at == k and n == iteration[k] and not (n == 1 and dims is None):
+                    return holds(Pred(pred.expr, tuple(stride if i == j else 0 for i in range(len(shape)))), env, shape)
+        return None
 
-
-def _any_along(pred: Pred, stride: int, size: int, env: Mapping[Var, Any]) -> Any:
-    best = value_of(pred.expr, env) + max(0, stride * (size - 1))
-    return best >= 0
+    def _some(self, shape: tuple[int, ...]) -> Any:
+        """Whether the box that the mask narrows the iteration space to has any element; None where that is certain."""
+        low: dict[int, Any] = {}
+        high: dict[int, Any] = {}
+        truth: Any = True
+        for pred in self.instr.mask:
+            moving, value = self._moving(pred), value_of(pred.expr, self.machine.env)
+            if not moving:
+                truth = truth & (value >= 0)
+            if len(moving) == 1:
+                (k, stride), = moving.items()
+                if stride > 0:
+                    low[k] = jnp.maximum(low.get(k, 0), -(value // stride))
+                else:
+                    high[k] = jnp.minimum(high.get(k, self.iteration[k]), value // -stride + 1)
+        for k in {*low, *high}:
+            truth = truth & (low.get(k, 0) < high.get(k, self.iteration[k]))
+        return None if truth is True else jnp.broadcast_to(truth, shape)
 
 
 def _value(value: Any) -> Any:
