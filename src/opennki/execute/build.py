@@ -1,0 +1,134 @@
+"""The native library: found in the package, or compiled on first use, or not there.
+
+Wheels carry it prebuilt. From a checkout it is compiled once by the C compiler that is there, into the cache folder, under a name made of
+the sources, the flags, the compiler and the level of the CPU. Without a compiler everything runs on the interpreter.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from opennki import settings
+from opennki.execute import abi
+from opennki.isa.scalar import C_PRELUDE, SCALAR
+
+SOURCES = Path(__file__).parent / "native"
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wextra",
+         "-Wno-unknown-pragmas", "-pthread")
+LEVELS = {"x86_64": (("v4", ("-march=x86-64-v4", "-mprefer-vector-width=512")), ("v3", ("-march=x86-64-v3",)), ("v1", ())),
+          "aarch64": (("v8", ()),)}  # fmt: skip
+
+
+class Library(NamedTuple):
+    """The loaded library, or why there is none."""
+
+    lib: C.CDLL | None
+    origin: str  # "package", "compiled", or the reason
+    level: str
+
+
+def functions_header() -> str:
+    """C functions for every entry of the table of scalar functions, in the order of `abi.FUNCTIONS`."""
+    lines = ["/* generated from isa/scalar.py */", '#include "math.h"', C_PRELUDE]
+    for name, entry in sorted(SCALAR.items()):
+        if entry.group == "bitvec":
+            continue  # on bits: see bits.h of the sources
+        if entry.arity == 1:
+            lines.append(f"static void f_{name}(float *restrict d, const float *restrict x, int n) "
+                         f"{{ for (int i = 0; i < n; i++) {{ float a = x[i]; d[i] = {entry.c}; }} }}")
+        else:
+            lines.append(f"static void f_{name}(float *restrict d, const float *restrict x, const float *restrict y, int n) "
+                         f"{{ for (int i = 0; i < n; i++) {{ float a = x[i], b = y[i]; d[i] = {entry.c}; }} }}")
+    for arity in (1, 2):
+        rows = ", ".join(f"[{i}] = f_{n}" for n, i in abi.FUNCTIONS.items() if SCALAR[n].arity == arity and SCALAR[n].group != "bitvec")
+        lines.append(f"static const nki_fn{arity} nki_functions{arity}[{len(SCALAR)}] = {{ {rows} }};")
+    lines += [f"#define NKI_FN_{name.upper()} {i}" for name, i in abi.FUNCTIONS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def cpu_level() -> tuple[str, tuple[str, ...]]:
+    """Name and compiler flags of the best level that this CPU has."""
+    machine = platform.machine().lower()
+    levels = LEVELS.get({"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine), (("generic", ()),))
+    if len(levels) == 1:
+        return levels[0]
+    have = _cpu_flags()
+    needs = {"v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}, "v3": {"avx2", "fma", "bmi2", "f16c"}, "v1": set[str]()}
+    wanted = settings.current().cpu_level
+    for name, flags in levels:
+        if needs[name] <= have and (wanted is None or name <= wanted):
+            return name, flags
+    return levels[-1]
+
+
+@functools.cache
+def _cpu_flags() -> frozenset[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
+    return frozenset(line.partition(":")[2].split())
+
+
+@functools.cache
+def compiler() -> str | None:
+    """The C compiler, None where there is none."""
+    return next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+
+
+def library() -> Library:
+    """The library for the settings as they are now; loaded once for each level. Never raises."""
+    level, flags = cpu_level()
+    return _load(level, flags, str(settings.current().cache_dir))
+
+
+@functools.lru_cache(maxsize=8)
+def _load(level: str, flags: tuple[str, ...], cache: str) -> Library:
+    cc = compiler()
+    if cc is None:
+        return Library(None, "no C compiler found: kernels run on the interpreter", level)
+    try:
+        path = compile_library(cc, flags, Path(cache) / "native", level)
+        lib = C.CDLL(str(path))
+        if lib.nki_abi() != abi.ABI:
+            return Library(None, f"the library has ABI {lib.nki_abi()}, and {abi.ABI} is wanted", level)
+    except (OSError, subprocess.SubprocessError, AttributeError) as exc:
+        return Library(None, f"the native library could not be built: {exc}", level)
+    return Library(lib, f"compiled by {cc}", level)
+
+
+def compile_library(cc: str, flags: tuple[str, ...], folder: Path, level: str, extra: tuple[str, ...] = ()) -> Path:
+    """Compile the sources, unless that has been done; returns the library. Safe when several processes do it at once."""
+    header = functions_header()
+    sources = sorted(SOURCES.glob("*.c"))
+    digest = hashlib.sha256(repr((FLAGS, flags, extra, cc, _version(cc), header)).encode())
+    for path in sorted(SOURCES.glob("*.[ch]")):
+        digest.update(path.name.encode() + path.read_bytes())
+    target = folder / f"nki-{level}-{digest.hexdigest()[:24]}.so"
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        (Path(work) / "functions.h").write_text(header, encoding="ascii")
+        out = Path(work) / "lib.so"
+        command = [cc, *FLAGS, *flags, *extra, f"-I{work}", f"-I{SOURCES}", *map(str, sources), "-lm", "-o", str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            raise OSError(f"{' '.join(command)}\n{done.stderr[-2000:]}")
+        os.replace(out, target)
+    return target
+
+
+@functools.cache
+def _version(cc: str) -> str:
+    return subprocess.run([cc, "--version"], capture_output=True, text=True, timeout=30).stdout.partition("\n")[0]

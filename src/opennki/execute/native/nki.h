@@ -1,0 +1,138 @@
+/* The native executor: what the tape, the kernels and the lowering (execute/lower.py) agree on.
+ *
+ * A kernel is lowered to a tape of nki_op. Control flow is jumps; everything that computes is one of the
+ * descriptors below, with the addresses of its tiles. All arithmetic is float32, rounded once when it is
+ * stored; nothing is contracted (-ffp-contract=off), so every build gives the same bits.
+ * Plain C11 with GCC vector extensions; the same source is compiled for each level of CPU.
+ */
+#ifndef NKI_H
+#define NKI_H
+#include <stddef.h>
+#include <stdint.h>
+
+#define NKI_ABI 1
+#define NKI_RANK 6     /* iteration dimensions of a tile, after those that belong together are joined */
+#define NKI_CHUNK 256  /* elements of a vector register */
+#define NKI_LANES 32   /* lanes of a reduction: element index mod 32, then a binary tree (design "Numerics") */
+
+/* Element types in memory; the numbers are those of execute/abi.py. */
+enum nki_dtype {
+    NKI_F32, NKI_BF16, NKI_F16, NKI_F8E4M3, NKI_F8E4M3FN, NKI_F8E5M2, NKI_TF32,
+    NKI_I32, NKI_U32, NKI_I16, NKI_U16, NKI_I8, NKI_U8, NKI_BOOL, NKI_DTYPES
+};
+
+/* ---- elementwise: a program of vector operations over rows --------------------------------------------------
+ * The iteration space is `outer` dimensions (each point of it is a row) times an inner extent that `inner` more
+ * dimensions make up; all of them are in shape[], outer ones first. Phases run one after the other for each row:
+ * an ELEMENT phase runs its operations over the inner extent in chunks, a ROW phase once, on one element.
+ * Registers hold 32-bit lanes: float32, or the bits of an integer that was loaded raw.
+ * A row register (a fold, or what a ROW phase computed) reads as one value for the whole row in later phases.
+ */
+enum nki_uop_code {
+    NKI_LOAD,       /* d = tile a, converted to float32 */
+    NKI_LOAD_RAW,   /* d = tile a, integer extended to 32 bits by its own signedness (floats: their bits) */
+    NKI_STORE,      /* tile d = register a, converted from float32 with rounding; only where register c is not 0, if c >= 0 */
+    NKI_STORE_RAW,  /* tile d = register a: the low bits; only where register c is not 0, if c >= 0 */
+    NKI_CONST,      /* d = imm */
+    NKI_FUNC,       /* d = function fn (a [, b]); b < 0 and arity 2: the right operand is imm; a < 0: the left one is */
+    NKI_SELECT,     /* d = c != 0 ? a : b (bits) */
+    NKI_PRED,       /* d = 1.0 where predicate a of the call holds at the element, else 0.0 */
+    NKI_INDEX,      /* d = the value of index expression a of the call at the element, as float32; raw int32 if b = 1 */
+    NKI_FOLD,       /* row register d = fold of register a over the row by function fn (32 lanes, then the tree) */
+    NKI_ROUND       /* d = a rounded to dtype b and back to float32 */
+};
+
+typedef struct {
+    int32_t code, fn, d, a, b, c;
+    float imm;
+    int32_t pad;
+} nki_uop;
+
+typedef struct {
+    int32_t first, count; /* operations of the phase */
+    int32_t row;          /* 1: runs once per row, on one element */
+    int32_t pad;
+} nki_phase;
+
+typedef struct {
+    int64_t stride[NKI_RANK]; /* bytes per step of each iteration dimension; 0: the same element again */
+    int32_t dtype;
+    int32_t pad;
+} nki_tile;
+
+/* base + sum(stride * iota) of a predicate (holds where >= 0) or an index expression; the base comes with the call */
+typedef struct {
+    int64_t stride[NKI_RANK];
+} nki_affine_tile;
+
+typedef struct {
+    int32_t outer, inner;     /* numbers of dimensions */
+    int64_t shape[NKI_RANK];  /* outer ones first */
+    int32_t n_phases, n_uops, n_tiles, n_preds, n_indices, n_registers;
+    const nki_phase *phases;
+    const nki_uop *uops;
+    const nki_tile *tiles;
+    const nki_affine_tile *preds, *indices;
+} nki_ew;
+
+/* Run over the part lo..hi of the iteration space (NULL: all of it). `at` has the address of each tile's first
+ * element, `pred_base` and `index_base` the bases of predicates and index expressions. A part of an inner
+ * dimension is allowed only where nothing folds. */
+void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, const int64_t *index_base,
+                const int64_t *lo, const int64_t *hi);
+
+/* Function numbers are positions in the sorted names of isa.scalar.SCALAR (generated into functions.h). */
+typedef void (*nki_fn1)(float *d, const float *a, int n);
+typedef void (*nki_fn2)(float *d, const float *a, const float *b, int n);
+
+/* ---- matrix product -------------------------------------------------------------------------------------- */
+typedef struct {
+    int32_t K, M, N;
+    int32_t s_dtype, m_dtype;             /* floats */
+    int64_t s_stride[2], m_stride[2];     /* bytes: contraction row, then column */
+    int64_t d_stride[2];                  /* bytes of the float32 result: row m, column n */
+    int32_t accumulate;                   /* result += product (the product is complete before it is added) */
+    int32_t pad;
+} nki_mm;
+
+/* Products are summed over k = 0, 1, ... in order with one FMA per step, the same for every build and size.
+ * `scratch` has nki_mm_scratch(k) bytes, aligned to 64. */
+size_t nki_mm_scratch(const nki_mm *k);
+void nki_mm_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch);
+
+/* ---- copies, bit by bit, of 1, 2, 4 or 8 byte elements with any strides ---------------------------------- */
+typedef struct {
+    int32_t rank, width;
+    int64_t shape[NKI_RANK], d_stride[NKI_RANK], s_stride[NKI_RANK];
+} nki_copy;
+void nki_copy_run(const nki_copy *k, char *dst, const char *src, const int64_t *lo, const int64_t *hi);
+
+/* ---- scan along the flattened free elements of each row --------------------------------------------------
+ * r[i] = op1(op0(x[i], r[i-1]), y[i]); reverse0: op0(r, x), reverse1: op1(y, .). Function numbers of two operands. */
+typedef struct {
+    int64_t rows, n;
+    int64_t x_stride[2], y_stride[2], d_stride[2], i_stride; /* row, element; i: initial value of each row */
+    int32_t x_dtype, y_dtype, d_dtype, i_dtype;
+    int32_t op0, op1, reverse0, reverse1;
+    int32_t has_initial_tile, pad; /* else `initial` */
+    float initial;
+    int32_t pad2;
+} nki_scan;
+void nki_scan_run(const nki_scan *k, const char *x, const char *y, const char *init, char *dst);
+
+/* ---- fold over the partitions: result[f] = fold over p of x[p, f], lanes are p mod 32 ---------------------- */
+typedef struct {
+    int64_t p, f;
+    int64_t x_stride[2];
+    int64_t d_stride;
+    int32_t x_dtype, d_dtype, fn, pad;
+} nki_pfold;
+void nki_pfold_run(const nki_pfold *k, const char *x, char *dst);
+
+/* ---- conversion, for tests ------------------------------------------------------------------------------- */
+void nki_to_float(int dtype, const void *src, float *dst, int64_t n);   /* contiguous */
+void nki_from_float(int dtype, const float *src, void *dst, int64_t n); /* contiguous, rounded as the interpreter rounds */
+void nki_call1(int fn, float *d, const float *a, int64_t n);
+void nki_call2(int fn, float *d, const float *a, const float *b, int64_t n);
+
+#endif
