@@ -129,6 +129,99 @@ typedef struct {
 } nki_pfold;
 void nki_pfold_run(const nki_pfold *k, const char *x, char *dst);
 
+/* ---- the tape ----------------------------------------------------------------------------------------------
+ * env holds the values of loop indices and program ids. An affine expression is const + sum(coef * env[var]).
+ */
+typedef struct {
+    int64_t c;
+    int32_t first, count; /* terms */
+} nki_affine;
+
+typedef struct {
+    int64_t coef;
+    int64_t var;
+} nki_term;
+
+/* Address of a tile: buffer `slot`, byte offset. */
+typedef struct {
+    nki_affine offset;
+    int64_t slot;
+} nki_address;
+
+/* An index that is not proven to be inside: base + sum(stride * iota) over the part of the iteration space that runs
+ * lies in 0 .. size-1; else the run stops with `error`. */
+typedef struct {
+    nki_affine base;
+    int64_t stride[NKI_RANK];
+    int64_t size;
+    int64_t error;
+} nki_bound;
+
+/* A mask: base + stride * iota(axis) >= 0 narrows the axis; axis < 0: base >= 0 or nothing runs. */
+typedef struct {
+    nki_affine base;
+    int64_t axis, stride;
+} nki_clip;
+
+enum nki_kind { NKI_K_EW, NKI_K_MM, NKI_K_COPY, NKI_K_SCAN, NKI_K_PFOLD };
+
+typedef struct {
+    int32_t kind, rank;
+    const void *what; /* the descriptor */
+    int64_t shape[NKI_RANK]; /* iteration space, for masks and bounds */
+    int32_t n_addresses, n_bounds, n_clips, n_preds, n_indices, pad;
+    const nki_address *addresses;
+    const nki_bound *bounds;
+    const nki_clip *clips;
+    const nki_affine *preds, *indices;
+} nki_call;
+
+enum nki_op_code {
+    NKI_OP_END,
+    NKI_OP_FOR,   /* env[a] = 0; if n == 0 jump to b */
+    NKI_OP_NEXT,  /* env[a]++; if it is below n jump to b */
+    NKI_OP_IF,    /* affine a < 0: jump to b */
+    NKI_OP_JUMP,  /* to b */
+    NKI_OP_DIV,   /* env[a] = floor(affine b / n) */
+    NKI_OP_RUN,   /* call a */
+    NKI_OP_ZERO,  /* clear n bytes of buffer a */
+    NKI_OP_BACK,  /* ask Python: callback(a); stop when it returns non-zero */
+    NKI_OP_TEST   /* any element of the tile at address a (n elements of `c` bytes, contiguous) is not 0: jump to b */
+};
+
+typedef struct {
+    int32_t code, a, b, c;
+    int64_t n;
+} nki_op;
+
+typedef struct {
+    const nki_op *ops;
+    const nki_call *calls;
+    const nki_affine *affines;
+    const nki_term *terms;
+    const nki_address *addresses;
+    int64_t n_ops, n_env, n_buffers, scratch;
+} nki_tape;
+
+/* What a run asks Python for: the interpreter's step of an instruction without a native form. */
+typedef int32_t (*nki_callback)(int32_t index);
+
+/* Run ops from .. to. Returns 0, or -1 when a callback stopped it, or the number (>= 1) of the bound that was broken,
+ * with its first and last index in `wrong`. */
+int64_t nki_tape_run(const nki_tape *t, int64_t from, int64_t to, int64_t *env, char *const *buffers, void *scratch,
+                     nki_callback back, int64_t *wrong);
+
+/* The same for `programs` programs (rows of `envs`) on up to `threads` threads; `buffers` has a row of pointers for each
+ * thread. Programs must not depend on each other, and nothing may call back. The lowest program that failed counts. */
+int64_t nki_tape_programs(const nki_tape *t, int64_t programs, int64_t *envs, int threads, char *const *buffers,
+                          int64_t *wrong);
+
+/* One loop on several threads: iterations of the outermost loop whose FOR is op `at` (its body ends before its NEXT). The
+ * variable of the loop takes every value once; `envs` has a row for each thread. */
+int64_t nki_tape_loop(const nki_tape *t, int64_t at, int64_t *envs, int threads, char *const *buffers, int64_t *wrong);
+
+void nki_parallel(int threads, int64_t tasks, void (*fn)(void *arg, int64_t task, int worker), void *arg);
+
 /* ---- conversion, for tests ------------------------------------------------------------------------------- */
 void nki_to_float(int dtype, const void *src, float *dst, int64_t n);   /* contiguous */
 void nki_from_float(int dtype, const float *src, void *dst, int64_t n); /* contiguous, rounded as the interpreter rounds */
