@@ -1,4 +1,4 @@
-"""All benchmarks: `python -m benchmarks [trace] [interpreter] [prepared] [xla_handler] [jax_call]` (what `make bench` runs); each in a process of its own."""
+"""All benchmarks, each in a process of its own (what `make bench` runs): `python -m benchmarks [NAME ...]`, the names below."""
 from __future__ import annotations
 
 import subprocess

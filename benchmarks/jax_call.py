@@ -23,11 +23,9 @@ except ImportError:
     sys.exit("jax_call: jax is not installed; nothing measured")
 
 import jax.numpy as jnp
-import numpy as np
-
-import opennki.dropin
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
+import numpy as np
 
 BURST = 50
 

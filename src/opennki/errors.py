@@ -13,6 +13,7 @@ The documented codes, with rule, reason and remedy, are in `catalogue.py` (sourc
 """
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import sys
@@ -24,6 +25,8 @@ from opennki.catalogue import CATALOGUE
 
 ISSUES = "https://github.com/opennki/opennki/issues"
 _ROOT = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# a `with` of ours enters through here: its line is that of the user's with statement
+_CONTEXTS = contextlib.__file__
 _internal: dict[CodeType, bool] = {}
 
 
@@ -53,7 +56,7 @@ def user_frame(frame: FrameType | None = None) -> FrameType | None:
         code = frame.f_code
         inside = _internal.get(code)
         if inside is None:
-            inside = _internal[code] = code.co_filename.startswith(_ROOT)
+            inside = _internal[code] = code.co_filename.startswith(_ROOT) or code.co_filename == _CONTEXTS
         if not inside:
             return frame
         frame = frame.f_back

@@ -30,6 +30,7 @@ from opennki.isa.declare import (
     instruction,
 )
 from opennki.isa.dtypes import itemsize
+from opennki.isa.known import certain
 from opennki.isa.reduce import reduce_partition
 from opennki.isa.scalar import SCALAR
 
@@ -132,7 +133,7 @@ def take_rows(rows: Array, positions: Array) -> Array:
     """rows[p, positions[p, i]]; `poison` where the position is outside."""
     inside = (positions >= 0) & (positions < rows.shape[1])
     taken = np.take_along_axis(rows, np.where(inside, positions, 0), axis=1)
-    return taken if inside.all() else np.where(inside, taken, np.asarray(poison(rows.dtype), rows.dtype))
+    return taken if certain(inside) else np.where(inside, taken, np.asarray(poison(rows.dtype), rows.dtype))
 
 
 @instruction(

@@ -13,7 +13,7 @@ bit-equal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -239,6 +239,18 @@ def scan_free(
             f1(*((b, between) if reverse1 else (between, b)), out=out)
             state = out
     return np.ascontiguousarray(result.T).reshape(data0.shape)
+
+
+def running(step: Callable[..., Array], state: Array, *rows: Array) -> Array:
+    """(P, F) float32 of the states after each column: state = step(state, *columns), from left to right.
+
+    state: float32 (P,); rows: one or more (P, F), of which `step` gets column after column.
+    """
+    out: Array = np.empty(rows[0].shape, np.float32)
+    for i in range(out.shape[1]):
+        state = step(state, *[x[:, i] for x in rows])
+        out[:, i] = state
+    return out
 
 
 def _scan_operator(op: object) -> Any:

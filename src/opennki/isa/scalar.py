@@ -163,13 +163,16 @@ def _in_float64(formula: Fn) -> Fn:
     """A float32 function from a float64 formula, evaluated block by block."""
 
     def apply(a: Array) -> Array:
-        flat = np.asarray(a, np.float32).reshape(-1)
-        out = np.empty(flat.shape, np.float32)
-        for i in range(0, flat.size, _BLOCK):
-            out[i : i + _BLOCK] = formula(flat[i : i + _BLOCK].astype(np.float64))
-        return out.reshape(np.shape(a))
+        return _blockwise(formula, np.asarray(a, np.float32).reshape(-1)).reshape(np.shape(a))
 
     return apply
+
+
+def _blockwise(formula: Fn, flat: Array) -> Array:
+    out = np.empty(flat.shape, np.float32)
+    for i in range(0, flat.size, _BLOCK):
+        out[i : i + _BLOCK] = formula(flat[i : i + _BLOCK].astype(np.float64))
+    return out
 
 
 _SQRT_HALF = 0.7071067811865476

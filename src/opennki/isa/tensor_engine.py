@@ -33,6 +33,7 @@ from opennki.isa.declare import (
     instruction,
 )
 from opennki.isa.enums import engine as engine_enum
+from opennki.isa.known import certain
 
 _DOUBLE_ROW = ("double_row_gen3", "double_row")
 # Accepted spellings whose operand layout the vendor has not published.
@@ -175,10 +176,10 @@ def _selected(moving: Array) -> Array | slice | None:
     An identity selects every row; part of one, which a mask leaves, or a permutation is as good.
     """
     x = moving.astype(np.float32)
-    if x.shape[0] == x.shape[1] and np.array_equal(x, _eye(x.shape[0])):
+    if x.shape[0] == x.shape[1] and certain(x == _eye(x.shape[0])):
         return slice(None)
     rows: Array = x.argmax(axis=0)
-    single = (np.count_nonzero(x, axis=0) == 1).all() and (x[rows, np.arange(x.shape[1])] == 1).all()
+    single = certain(np.count_nonzero(x, axis=0) == 1) and certain(x[rows, np.arange(x.shape[1])] == 1)
     return rows if single else None
 
 

@@ -25,6 +25,7 @@ from opennki.isa.declare import (
 )
 from opennki.isa.dtypes import convert, promote
 from opennki.isa.enums import engine
+from opennki.isa.known import certain
 from opennki.isa.scalar import SCALAR
 from opennki.isa.vector_rules import (
     ALU,
@@ -452,4 +453,4 @@ def nc_stream_shuffle(src: T[Array, In("*")], dst: T[Array, InOut("P F*", when=_
     chosen = included(mask, dst)
     if chosen is not None:
         keep = keep | ~chosen
-    return np.where(keep, dst, moved) if keep.any() else moved
+    return moved if certain(~keep) else np.where(keep, dst, moved)

@@ -29,7 +29,7 @@ from opennki.isa.declare import (
 )
 from opennki.isa.dtypes import promote
 from opennki.isa.enums import reduce_cmd
-from opennki.isa.reduce import reduce_free, scan_free
+from opennki.isa.reduce import reduce_free, running, scan_free
 from opennki.isa.scalar import SCALAR
 from opennki.isa.vector_rules import (
     ACCUMULATIONS,
@@ -177,14 +177,10 @@ def tensor_scalar_reduce(*, data: T[Array, In("P F*")], op0: T[str, Op(ARITHMETI
 def _masked_scan(first: str, second: str, d0: Array, d1: Array, state: Array, swap: tuple[bool, bool],
                  chosen: Array) -> Array:
     """The scan over the chosen elements only: at the others the state stays."""
-    out = np.empty(d0.shape, np.float32)
-    state = np.array(state[:, 0], np.float32)
-    for i in range(d0.shape[1]):
-        step = apply(first, d0[:, i], state, swap[0])
-        step = apply(second, step, d1[:, i], swap[1])
-        state = np.where(chosen[:, i], step, state)
-        out[:, i] = state
-    return out
+    def step(state: Array, a: Array, b: Array, inside: Array) -> Array:
+        value = apply(second, apply(first, a, state, swap[0]), b, swap[1])
+        return np.where(inside, value, state)
+    return running(step, np.array(np.broadcast_to(state[:, 0], d0.shape[:1]), np.float32), d0, d1, chosen)
 
 
 @instruction(
@@ -270,13 +266,13 @@ def tensor_scalar_cumulative(*, src: T[Array, In("P F*", dtypes=_SMALL)],
         start = imm1 if command == _LOAD_REDUCE else (np.float32(0) if registers is None else registers)
         state = np.array(rows(start, partitions)[:, 0], np.float32)
     chosen = included(mask, src)
-    chosen = None if chosen is None else chosen.reshape(values.shape)
-    out = np.empty(values.shape, np.float32)
-    for i in range(values.shape[1]):
-        step = apply(op1, values[:, i], state)
-        state = step if chosen is None else np.where(chosen[:, i], step, state)
-        out[:, i] = state
-    return out.reshape(src.shape), state.reshape((partitions,) + (1,) * (src.ndim - 1))
+    if chosen is None:
+        out = running(lambda state, x: apply(op1, x, state), state, values)
+    else:
+        out = running(lambda state, x, inside: np.where(inside, apply(op1, x, state), state), state, values,
+                      chosen.reshape(values.shape))
+    last = out[:, -1] if values.shape[1] else state
+    return out.reshape(src.shape), last.reshape((partitions,) + (1,) * (src.ndim - 1))
 
 
 # ---- statistics ------------------------------------------------------------------------------------------
@@ -448,7 +444,7 @@ def range_select(*, on_true_tile: T[Array, In("P F*", dtypes=FLOATS)], comp_op0:
     reduce_res, reduce_cmd, reduce_op: as in select_reduce; the registers are the same.
     """
     shape = on_true_tile.shape
-    position = (int(range_start) + np.arange(int(np.prod(shape[1:])), dtype=np.int64)).astype(np.float32)
+    position = (range_start + np.arange(int(np.prod(shape[1:])), dtype=np.int64)).astype(np.float32)
     position = np.broadcast_to(position.reshape(1, *shape[1:]), shape)
     inside = (apply(comp_op0, position, bound0) != 0) & (apply(comp_op1, position, bound1) != 0)
     value = np.where(inside, on_true_tile, np.float32(FP32_MIN))

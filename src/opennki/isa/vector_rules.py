@@ -10,6 +10,7 @@ import numpy as np
 
 from opennki.errors import NkiTypeError, NkiValueError, make
 from opennki.isa.declare import INTS, Array
+from opennki.isa.known import certain
 from opennki.isa.scalar import ALU_OPERATORS, SCALAR
 
 ALU = frozenset(ALU_OPERATORS)
@@ -59,7 +60,7 @@ def included(mask: Any, like: Array) -> Array | None:
     if mask is None:
         return None
     chosen = np.broadcast_to(np.asarray(mask, bool), like.shape)
-    return None if chosen.all() else chosen
+    return None if certain(chosen) else chosen
 
 
 def rows(x: Any, partitions: int) -> Array:

@@ -51,7 +51,7 @@ def _take_first(x: Array, value: Array, free: Array) -> tuple[Array, Array]:
     at = match.argmax(axis=1)
     lane = np.arange(x.shape[0])
     found = match[lane, at]
-    free[lane[found], at[found]] = False
+    free[lane, at] &= ~found
     return at, found
 
 
@@ -170,6 +170,6 @@ def nc_match_replace8(*, data: T[Array, In("P F*")], vals: T[Array, In("P V")],
     for j in reversed(range(EIGHT)):
         at, found = _take_first(x, wanted[:, j], free)
         with np.errstate(all="ignore"):
-            out[lane[found], at[found]] = np.float32(imm)
+            out[lane, at] = np.where(found, np.float32(imm), out[lane, at])
         index[:, j] = np.where(found, at.astype(np.float32), NOT_FOUND)
     return out.reshape(data.shape), None if dst_idx is None else index

@@ -52,9 +52,10 @@ class DumpedConfig(NamedTuple):
 class TraceResult:
     """Everything about one specialisation of a kernel.
 
-    operand_output_aliases: (operand, output) pairs that share a buffer. return_types: one for each result of the custom
-    call. payload: dumped_config as bytes. kernel_return: the kernel's own return value, with `Output` places in it. result_is_sequence: it is a tuple or list. ir:
-    the traced kernel. operands: shape and dtype of each operand.
+    operand_output_aliases: (operand, output) pairs that share a buffer. return_types: one for each result of the
+    custom call. payload: dumped_config as bytes. kernel_return: the kernel's own return value, with `Output` places
+    in it. result_is_sequence: it is a tuple or list. ir: the traced kernel. operands: shape and dtype of each
+    operand.
     """
 
     dumped_config: str

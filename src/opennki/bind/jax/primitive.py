@@ -107,12 +107,18 @@ batching.primitive_batchers[nki_call_p] = _batch
 
 
 def _jvp(primals: Any, tangents: Any, *, trace: JaxTraceResult) -> Any:
+    if trace.inline:
+        from opennki.bind.inline import inline
+
+        full = [ad.instantiate_zeros(t) for t in tangents]
+        return jax.jvp(inline(trace.result.ir), tuple(primals), tuple(full))
     name = trace.result.func_name
     raise NkiDifferentiationError(
         f"Differentiation rule for '{name}' not implemented: the derivative of an NKI kernel is not known",
         loc=trace.result.ir.locs[0] if trace.result.ir.locs else UNKNOWN,
         rule="a kernel that is differentiated has a rule of its own",
-        fix="wrap the call in jax.custom_vjp with a backward pass, as docs/jax.md shows, or stop_gradient its inputs",
+        fix="wrap the call in jax.custom_vjp with a backward pass, as docs/jax.md shows, stop_gradient its inputs, "
+        "or let JAX differentiate the expanded kernel (inline=True)",
     )
 
 
