@@ -23,7 +23,7 @@ import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
 
 from opennki.interpret.simulate import Checks, simulate, tape_of
-from opennki.kernels.generic import trace_kernel
+from opennki.trace.kernel import trace_kernel
 
 
 def matmul(lhs_t, rhs):

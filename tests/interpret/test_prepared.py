@@ -21,7 +21,7 @@ from opennki.interpret.prepared import Prepared
 from opennki.interpret.simulate import Checks, simulate
 from opennki.ir.nodes import whole
 from opennki.isa import dtypes
-from opennki.kernels.generic import trace_kernel
+from opennki.trace.kernel import trace_kernel
 from opennki.lang.emit import call
 
 rng = np.random.default_rng(7)

@@ -51,7 +51,7 @@ def affine_select(pred: T[Array, Predicate()], on_true_tile: T[Array, In("P F*",
     number, float32. Result: SBUF, dtype of on_true_tile unless dtype is given. mask counts the dimensions of
     the tile. Cost: 150 + F cycles.
     """
-    if pred.all():
+    if certain(pred):
         return on_true_tile
     out = np.full(on_true_tile.shape, on_false_value, np.float32)
     np.copyto(out, on_true_tile, where=pred)  # three times as fast as np.where

@@ -235,7 +235,9 @@ def nc_matmul(stationary: T[Array, In("K M", SBUF, FLOATS, operand_mask=True)],
         product = a.T @ b
         if dst is None:
             return product, None
-        product = product.reshape(dst.shape)
+        if product.shape != dst.shape:
+            product = product.reshape(dst.shape)
+            return dst + product if accumulate else product
         return np.add(dst, product, out=product) if accumulate else product
 
 
