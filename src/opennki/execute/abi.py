@@ -93,3 +93,66 @@ class PartitionFold(C.Structure):
     _fields_ = [("p", C.c_int64), ("f", C.c_int64), ("x_stride", C.c_int64 * 2), ("d_stride", C.c_int64)] + [
         (n, C.c_int32) for n in ("x_dtype", "d_dtype", "fn", "pad")
     ]
+
+
+class AffineExpr(C.Structure):
+    """const + terms."""
+
+    _fields_ = [("c", C.c_int64), ("first", C.c_int32), ("count", C.c_int32)]
+
+
+class Term(C.Structure):
+    """coefficient * variable."""
+
+    _fields_ = [("coef", C.c_int64), ("var", C.c_int64)]
+
+
+class Address(C.Structure):
+    """Buffer and byte offset."""
+
+    _fields_ = [("offset", AffineExpr), ("slot", C.c_int64)]
+
+
+class Bound(C.Structure):
+    """An index that has to be checked."""
+
+    _fields_ = [("base", AffineExpr), ("stride", C.c_int64 * RANK), ("size", C.c_int64), ("error", C.c_int64)]
+
+
+class Clip(C.Structure):
+    """A mask of one axis."""
+
+    _fields_ = [("base", AffineExpr), ("axis", C.c_int64), ("stride", C.c_int64)]
+
+
+class Call(C.Structure):
+    """An instruction on the tape."""
+
+    _fields_ = [
+        ("kind", C.c_int32), ("rank", C.c_int32), ("what", C.c_void_p), ("shape", C.c_int64 * RANK),
+        ("n_addresses", C.c_int32), ("n_bounds", C.c_int32), ("n_clips", C.c_int32), ("n_preds", C.c_int32), ("n_indices", C.c_int32),
+        ("pad", C.c_int32),
+        ("addresses", C.POINTER(Address)), ("bounds", C.POINTER(Bound)), ("clips", C.POINTER(Clip)),
+        ("preds", C.POINTER(AffineExpr)), ("indices", C.POINTER(AffineExpr)),
+    ]  # fmt: skip
+
+
+class OpStruct(C.Structure):
+    """An op of the tape."""
+
+    _fields_ = [("code", C.c_int32), ("a", C.c_int32), ("b", C.c_int32), ("c", C.c_int32), ("n", C.c_int64)]
+
+
+class TapeStruct(C.Structure):
+    """The tape."""
+
+    _fields_ = [
+        ("ops", C.POINTER(OpStruct)), ("calls", C.POINTER(Call)), ("affines", C.POINTER(AffineExpr)), ("terms", C.POINTER(Term)),
+        ("addresses", C.POINTER(Address)),
+        ("n_ops", C.c_int64), ("n_env", C.c_int64), ("n_buffers", C.c_int64), ("scratch", C.c_int64),
+    ]  # fmt: skip
+
+
+OP_END, OP_FOR, OP_NEXT, OP_IF, OP_JUMP, OP_DIV, OP_RUN, OP_ZERO, OP_BACK, OP_TEST = range(10)
+K_EW, K_MM, K_COPY, K_SCAN, K_PFOLD = range(5)
+CALLBACK = C.CFUNCTYPE(C.c_int32, C.c_int32)
