@@ -96,7 +96,7 @@ typedef struct {
 } nki_mm;
 
 /* Products are summed over k = 0, 1, ... in order with one FMA per step, the same for every build and size.
- * `scratch` has nki_mm_scratch(k) bytes, aligned to 64. */
+ * The result overlaps no operand. `scratch` has nki_mm_scratch(k) bytes, aligned to 64. */
 size_t nki_mm_scratch(const nki_mm *k);
 void nki_mm_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch);
 
@@ -227,5 +227,20 @@ void nki_to_float(int dtype, const void *src, float *dst, int64_t n);   /* conti
 void nki_from_float(int dtype, const float *src, void *dst, int64_t n); /* contiguous, rounded as the interpreter rounds */
 void nki_call1(int fn, float *d, const float *a, int64_t n);
 void nki_call2(int fn, float *d, const float *a, const float *b, int64_t n);
+
+/* ---- buffers that are used again --------------------------------------------------------------------------
+ * Aligned to 64, contents undefined; NULL if there is no memory. At most 256 MiB are kept after nki_free. Thread-safe. */
+void *nki_alloc(size_t size);
+void nki_free(void *buffer);
+size_t nki_kept(void); /* bytes kept for later */
+void nki_trim(void);   /* give them back to the system */
+
+/* ---- threads ----------------------------------------------------------------------------------------------
+ * Run fn(arg, task, worker) for tasks 0..tasks-1, each once, on at most `threads` threads including the caller; worker
+ * < threads says which one, for scratch. Which worker gets a task is not defined. Returns when all are done. A call
+ * from within a task, or while another thread's call is under way, runs in the caller alone (worker 0). Tasks run in
+ * the default floating-point mode (subnormals kept), also on one thread; the caller's mode is restored.
+ * A forked child starts threads of its own; a task must not fork. */
+void nki_parallel(int threads, int64_t tasks, void (*fn)(void *arg, int64_t task, int worker), void *arg);
 
 #endif
