@@ -18,7 +18,7 @@ DTYPES: dict[str, int] = {
 FUNCTIONS: dict[str, int] = {name: i for i, name in enumerate(sorted(SCALAR))}
 """Numbers of the scalar functions, as functions.h has them."""
 
-LOAD, LOAD_RAW, STORE, STORE_RAW, CONST, FUNC, SELECT, PRED, INDEX, FOLD, ROUND = range(11)
+LOAD, LOAD_RAW, STORE, STORE_RAW, CONST, FUNC, SELECT, PRED, INDEX, FOLD, ROUND, EXACT = range(12)
 
 
 class Uop(C.Structure):

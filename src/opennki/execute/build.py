@@ -37,22 +37,19 @@ class Library(NamedTuple):
 
 
 def functions_header() -> str:
-    """C functions for every entry of the table of scalar functions, in the order of `abi.FUNCTIONS`."""
-    lines = ["/* generated from isa/scalar.py */", '#include "math.h"', C_PRELUDE]
-    for name, entry in sorted(SCALAR.items()):
-        if entry.group == "bitvec":
-            continue  # on bits: see bits.h of the sources
-        if entry.arity == 1:
-            lines.append(f"static void f_{name}(float *restrict d, const float *restrict x, int n) "
-                         f"{{ for (int i = 0; i < n; i++) {{ float a = x[i]; d[i] = {entry.c}; }} }}")
-        else:
-            lines.append(f"static void f_{name}(float *restrict d, const float *restrict x, const float *restrict y, int n) "
-                         f"{{ for (int i = 0; i < n; i++) {{ float a = x[i], b = y[i]; d[i] = {entry.c}; }} }}")
-    for arity in (1, 2):
-        rows = ", ".join(f"[{i}] = f_{n}" for n, i in abi.FUNCTIONS.items() if SCALAR[n].arity == arity and SCALAR[n].group != "bitvec")
-        lines.append(f"static const nki_fn{arity} nki_functions{arity}[{len(SCALAR)}] = {{ {rows} }};")
+    """Numbers of the scalar functions, and, for the source that defines NKI_1 and NKI_2, their C expressions.
+
+    NKI_1(name, e) and NKI_2(name, e) get the expression `e` in `a` (and `b`); NKI_EACH_1(X) and NKI_EACH_2(X) list the names. Functions on
+    bits are not among them: see bits.h of the sources.
+    """
+    lines = ["/* generated from isa/scalar.py */"]
     lines += [f"#define NKI_FN_{name.upper()} {i}" for name, i in abi.FUNCTIONS.items()]
-    return "\n".join(lines) + "\n"
+    lines += [f"#define NKI_FUNCTIONS {len(SCALAR)}", "#ifdef NKI_1", C_PRELUDE]
+    for arity in (1, 2):
+        entries = [(name, entry.c) for name, entry in sorted(SCALAR.items()) if entry.arity == arity and entry.group != "bitvec"]
+        lines += [f"NKI_{arity}({name}, {c})" for name, c in entries]
+        lines.append(f"#define NKI_EACH_{arity}(X) " + " ".join(f"X({name}, {abi.FUNCTIONS[name]})" for name, _ in entries))
+    return "\n".join([*lines, "#endif"]) + "\n"
 
 
 def cpu_level() -> tuple[str, tuple[str, ...]]:

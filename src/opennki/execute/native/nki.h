@@ -26,7 +26,16 @@ enum nki_dtype {
  * dimensions make up; all of them are in shape[], outer ones first. Phases run one after the other for each row:
  * an ELEMENT phase runs its operations over the inner extent in chunks, a ROW phase once, on one element.
  * Registers hold 32-bit lanes: float32, or the bits of an integer that was loaded raw.
- * A row register (a fold, or what a ROW phase computed) reads as one value for the whole row in later phases.
+ * A row register (a fold, or what a ROW phase computed) reads as one value for the whole row in later phases; a
+ * fold is there from the end of its phase on. Other registers live for one chunk of one phase. A register that has
+ * one value per row (a constant, a load with stride 0 in all inner dimensions, functions of such) costs nothing per
+ * element. The result is that of the program on whole rows, as long as tiles that are loaded and stored in one phase
+ * are the same elements in the same order or do not overlap. Elements in memory are aligned to their size.
+ *
+ * Functions on bits (bitwise_*, invert, shifts) take raw lanes. Their elements have the width of field c (8, 16 or 32
+ * bits), and the result is extended to the lane with its sign if field pad is 1, with zeros if it is 0. An immediate
+ * operand is then the bits of imm, as it is for NKI_EXACT. Truth (of c in NKI_SELECT and the stores) is that of a
+ * float32: not +0 and not -0.
  */
 enum nki_uop_code {
     NKI_LOAD,       /* d = tile a, converted to float32 */
@@ -39,7 +48,9 @@ enum nki_uop_code {
     NKI_PRED,       /* d = 1.0 where predicate a of the call holds at the element, else 0.0 */
     NKI_INDEX,      /* d = the value of index expression a of the call at the element, as float32; raw int32 if b = 1 */
     NKI_FOLD,       /* row register d = fold of register a over the row by function fn (32 lanes, then the tree) */
-    NKI_ROUND       /* d = a rounded to dtype b and back to float32 */
+    NKI_ROUND,      /* d = a rounded to dtype b and back to float32 */
+    NKI_EXACT       /* raw d = a fn b (add, subtract, multiply, maximum, minimum) in 64 bits, saturated to dtype c; a
+                     * float dtype c: the float32 nearest to it. pad: bit 0, lanes of a have a sign; bit 1, those of b */
 };
 
 typedef struct {
@@ -81,7 +92,9 @@ typedef struct {
 void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, const int64_t *index_base,
                 const int64_t *lo, const int64_t *hi);
 
-/* Function numbers are positions in the sorted names of isa.scalar.SCALAR (generated into functions.h). */
+int nki_abi(void); /* NKI_ABI */
+
+/* Function numbers are positions in the sorted names of isa.scalar.SCALAR (generated into functions.h). d may be a or b. */
 typedef void (*nki_fn1)(float *d, const float *a, int n);
 typedef void (*nki_fn2)(float *d, const float *a, const float *b, int n);
 
