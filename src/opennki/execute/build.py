@@ -14,6 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from opennki.execute import abi
 from opennki.isa.scalar import C_PRELUDE, SCALAR
 
 SOURCES = Path(__file__).parent / "native"
-FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wextra",
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wextra",
          "-Wno-unknown-pragmas", "-pthread")
 LEVELS = {"x86_64": (("v4", ("-march=x86-64-v4", "-mprefer-vector-width=512")), ("v3", ("-march=x86-64-v3",)), ("v1", ())),
           "aarch64": (("v8", ()),)}  # fmt: skip
@@ -118,12 +119,20 @@ def compile_library(cc: str, flags: tuple[str, ...], folder: Path, level: str, e
     with tempfile.TemporaryDirectory(dir=folder) as work:
         (Path(work) / "functions.h").write_text(header, encoding="ascii")
         out = Path(work) / "lib.so"
-        command = [cc, *FLAGS, *flags, *extra, f"-I{work}", f"-I{SOURCES}", *map(str, sources), "-lm", "-o", str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        if done.returncode:
-            raise OSError(f"{' '.join(command)}\n{done.stderr[-2000:]}")
+        includes = (f"-I{work}", f"-I{SOURCES}")
+        objects = [Path(work) / f"{path.stem}.o" for path in sources]
+        with ThreadPoolExecutor(max_workers=min(len(sources), os.cpu_count() or 1)) as pool:
+            jobs = [(cc, *FLAGS, *flags, *extra, *includes, "-c", str(c), "-o", str(o)) for c, o in zip(sources, objects, strict=True)]
+            list(pool.map(_run, jobs))
+        _run((cc, *FLAGS, "-shared", *flags, *extra, *map(str, objects), "-lm", "-o", str(out)))
         os.replace(out, target)
     return target
+
+
+def _run(command: tuple[str, ...]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise OSError(f"{' '.join(command)}\n{done.stderr[-2000:]}")
 
 
 @functools.cache

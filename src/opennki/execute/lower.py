@@ -16,7 +16,7 @@ import numpy as np
 
 from opennki.execute import abi
 from opennki.execute.program import Program, compile_values
-from opennki.execute.record import TRANSLATOR, Sym, Unsupported, tile
+from opennki.execute.record import TRANSLATOR, Sym, Unsupported, const, tile
 from opennki.interpret.machine import Tape
 from opennki.interpret.steps import Operand, Plan
 from opennki.interpret.views import View
@@ -193,7 +193,12 @@ class Instruction:
             values = list(value)
         if len(values) != len(plan.outputs):
             raise Unsupported("results that do not match")
-        pairs = [(self.out(view), v) for (view, _, _), v in zip(plan.outputs, values, strict=True)]
+        pairs = []
+        for (view, _, _), v in zip(plan.outputs, values, strict=True):
+            out, result = self.out(view), const(v)
+            if result.kind == "tile" and self.place(result.source) == self.place(out.source):
+                continue  # it stays as it is
+            pairs.append((out, result))
         clips, rest = self.mask()
         program = Program(
             iteration=plan.iteration,

@@ -174,7 +174,7 @@ typedef struct {
 typedef struct {
     nki_affine base;
     int64_t axis, stride;
-} nki_clip;
+} nki_guard;
 
 enum nki_kind { NKI_K_EW, NKI_K_MM, NKI_K_COPY, NKI_K_SCAN, NKI_K_PFOLD };
 
@@ -185,7 +185,7 @@ typedef struct {
     int32_t n_addresses, n_bounds, n_clips, n_preds, n_indices, pad;
     const nki_address *addresses;
     const nki_bound *bounds;
-    const nki_clip *clips;
+    const nki_guard *clips;
     const nki_affine *preds, *indices;
 } nki_call;
 

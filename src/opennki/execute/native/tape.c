@@ -29,7 +29,7 @@ static int64_t call(const nki_tape *t, const nki_call *c, const int64_t *env, ch
         int partial = 0;
         for (int j = 0; j < c->rank; j++) low[j] = 0, high[j] = c->shape[j];
         for (int i = 0; i < c->n_clips; i++) {
-            const nki_clip *p = c->clips + i;
+            const nki_guard *p = c->clips + i;
             int64_t base = value(t, &p->base, env);
             if (p->axis < 0) {
                 if (base < 0) return 0;
