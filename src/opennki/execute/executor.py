@@ -80,6 +80,12 @@ def executor_of(tape: Tape) -> Executor | None:
     return Executor(tape, lowering, lib)
 
 
+def native(tape: Tape) -> Any:
+    """What runs a program of a plan natively, or None: what `interpret.prepared.Prepared` takes."""
+    executor = executor_of(tape)
+    return None if executor is None else executor.run
+
+
 def coverage(executor: Executor) -> dict[str, Any]:
     """How much of a kernel is native: numbers of calls, and for each instruction that is not, the reasons."""
     why: dict[str, set[str]] = {}
