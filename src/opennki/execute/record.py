@@ -7,6 +7,7 @@ interpreter.
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from opennki.isa import reduce, vector_rules
+from opennki.isa import known, reduce, vector_rules
 from opennki.isa.bodies import Translator
 from opennki.isa.scalar import SCALAR, resolve
 
@@ -149,6 +150,10 @@ class Sym:
         if found is None or found is function:
             raise Unsupported(f"numpy.{function.__name__}")
         return found(*args, **kwargs)
+
+    def become(self, other: Sym) -> None:
+        """Take another value: what an assignment into an array does."""
+        self.__dict__.update(other.__dict__)
 
     def __matmul__(self, other: Any) -> Sym:
         return matmul(self, other)
@@ -364,6 +369,24 @@ def _broadcast_to(value: Any, shape: Any) -> Any:
     raise Unsupported("a computed value spread over a shape")
 
 
+def _copyto(out: Any, value: Any, casting: str = "same_kind", where: Any = True) -> None:
+    if not isinstance(out, Sym):
+        raise Unsupported("an assignment into an array of numbers")
+    before = dataclasses.replace(out)
+    made = const(value) if where is True else select(where, value, before)
+    if made.shape != before.shape:
+        made = _broadcast_to(made, before.shape) if made.kind in ("const", "tile") else made
+    out.become(made)
+
+
+def _full(shape: Any, value: Any, dtype: Any = np.float32, **kwargs: Any) -> Any:
+    if isinstance(value, Sym):
+        return _broadcast_to(value, shape if isinstance(shape, tuple) else (shape,))
+    if np.dtype(dtype) != FLOAT:
+        return np.full(shape, value, dtype)
+    return Sym("const", shape if isinstance(shape, tuple) else (int(shape),), FLOAT, value=float(np.float32(value)))
+
+
 def _where(*args: Any) -> Any:
     return select(*args) if any(isinstance(a, Sym) for a in args) else np.where(*args)
 
@@ -399,6 +422,8 @@ numpy_like.__dict__.update(
     ascontiguousarray=lambda value, dtype=None: _asarray(value, dtype),
     broadcast_to=_broadcast_to,
     where=_where,
+    copyto=_copyto,
+    full=_full,
     errstate=_errstate,
     may_share_memory=lambda a, b: False,
     shape=lambda value: value.shape if isinstance(value, Sym) else np.shape(value),
@@ -413,6 +438,7 @@ TRANSLATOR = Translator(
         reduce.reduce_free: fold,
         reduce.reduce_partition: partition_fold,
         reduce.scan_free: scan,
+        known.certain: lambda truth: False,  # a shortcut that only numbers can justify
         vector_rules.included: lambda mask, like: mask,
     },
     scalar_function,

@@ -70,7 +70,7 @@ class Prepared:
         self._room = 0 if tape.frees else min(_MOST, KEPT // max(1, tape.own_bytes))
         self._idle: list[Instance] = []
         found = native(tape) if native is not None else None
-        self._go: Callable[[Instance], Any] = found if found is not None else Instance.run
+        self._go: Callable[[Instance], Any] = found if found is not None else lambda machine: machine.run()
 
     def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], *, seed: int = 0, out: Any = None,
             order: str = "program", progress: Callable[[int, int], None] | None = None) -> None:
@@ -144,7 +144,7 @@ class Prepared:
             machine = self._machine()
             machine.begin(grid[0], shared, seed, report, out, owners)
             machine.progress = progress
-            (self._go if progress is None else Instance.run)(machine)
+            machine.run() if progress is not None else self._go(machine)
             return [machine]
         numbers = ordered(order, total)
         done = 0
@@ -164,7 +164,7 @@ class Prepared:
             machines[0].begin(grid[number], shared, seed, report, out, owners)
             if total == 1:
                 machines[0].progress = progress
-            (self._go if total > 1 or progress is None else Instance.run)(machines[0])
+            machines[0].run() if total == 1 and progress is not None else self._go(machines[0])
             step()
         return machines
 

@@ -184,7 +184,7 @@ class TraceKernel:
             order=order,
             tape=tape,
             progress=progress,
-            native=native,
+            native=native if level.level != "full" else None,
         )
         return finish(kernel, arrays, outputs, news)
 
