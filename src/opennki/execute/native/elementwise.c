@@ -355,7 +355,7 @@ static void prepare(run *r, char *const *at) {
                 break;
             case NKI_SELECT: READ(a), READ(b), READ(c); break;
             case NKI_PRED: o->tile = u->a, uniform = flat(r, k->preds[u->a].stride); break;
-            case NKI_INDEX: o->tile = u->a, o->sign = u->b, uniform = flat(r, k->indices[u->a].stride); break;
+            case NKI_INDEX: o->tile = u->a, o->sign = u->b == 1, uniform = flat(r, k->indices[u->a].stride); break;
             case NKI_FOLD: READ(a); break;
             case NKI_ROUND: READ(a), o->dtype = u->b; break;
             case NKI_EXACT: READ(a), READ(b), o->dtype = u->c, o->sign = u->pad; break;
@@ -425,7 +425,7 @@ static void row(const run *r, const nki_phase *p, place_in *w) {
             }
             move(r, w, r->dim_l, -length_l);
         }
-        int dim = (r->m > 1 ? r->dim_m : r->dim_l) - 1; /* the dimensions around the chunks */
+        int dim = (r->dim_m < 0 ? r->dim_l : r->dim_m) - 1; /* the dimensions around the chunks */
         for (; dim >= r->outer; dim--) {
             move(r, w, dim, 1);
             if (++at[dim] < r->shape[dim]) break;
@@ -461,6 +461,7 @@ static void cut(run *r) {
     const int64_t l = r->dim_l < 0 ? 1 : r->shape[r->dim_l], m = r->dim_m < 0 ? 1 : r->shape[r->dim_m];
     r->l = (int)(l < NKI_CHUNK ? l : NKI_CHUNK);
     r->m = l > NKI_CHUNK / 2 || l < 1 ? 1 : (int)(NKI_CHUNK / l < m ? NKI_CHUNK / l : m);
+    if (r->m == 1) r->dim_m = -1;
 }
 
 #define ON_STACK 49152
