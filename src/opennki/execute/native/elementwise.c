@@ -57,6 +57,10 @@ static void load(const run *r, const op *o, const chunk *c, float *d) {
     const nki_type *type = &nki_types[t->dtype];
     const nki_loader f = o->code == NKI_LOAD_RAW ? type->load_raw : type->load;
     const char *s = c->tile[o->tile];
+    if (o->uniform && t->dtype == NKI_F32) {
+        *d = *(const nki_f32a *)s;
+        return;
+    }
     if (contiguous(r, t, c->m, c->l)) {
         f(d, s, type->size, c->m * c->l);
         return;
@@ -103,6 +107,10 @@ static void store(const run *r, const op *o, const chunk *c) {
     const int n = c->m * c->l;
     char *d = c->tile[o->tile];
     if (o->c >= 0 && r->is_row[o->c] && *r->slot[o->c] == 0.0f) return;
+    if (o->uniform && type->size == 4 && (t->dtype == NKI_F32 || o->code == NKI_STORE_RAW)) {
+        *(nki_f32a *)d = *r->slot[o->a];
+        return;
+    }
     const int masked = o->c >= 0 && !r->is_row[o->c];
     const float *a = lanes(r, o->a, n, 0);
     int64_t sm = along(t->stride, r->dim_m), sl = along(t->stride, r->dim_l);
@@ -387,7 +395,7 @@ typedef struct { /* where a walk over the dimensions is */
     int64_t *pred, *index;
 } place_in;
 
-static void move(const run *r, place_in *w, int dim, int64_t steps) {
+static inline void move(const run *r, place_in *w, int dim, int64_t steps) {
     const nki_ew *k = r->k;
     for (int i = 0; i < k->n_tiles; i++) w->tile[i] += steps * k->tiles[i].stride[dim];
     for (int i = 0; i < k->n_preds; i++) w->pred[i] += steps * k->preds[i].stride[dim];

@@ -30,7 +30,6 @@ static inline float nki_expf(float x) {
     c = none ? 0.0f : c;
     float t = c * 0x1.715476p+0f + NKI_MAGIC, n = t - NKI_MAGIC;
     int32_t k = (int32_t)(nki_bits(t) - nki_bits(NKI_MAGIC));
-    k = x != x ? 0 : k;
     float r = (c - n * 0.693359375f) - n * -2.12194440e-4f;
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
