@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from opennki.execute import abi
+from opennki.execute.parallel import WORTH, Touched, independent, work
 from opennki.execute.program import Program, compile_values
 from opennki.execute.record import TRANSLATOR, Sym, Unsupported, const, tile
 from opennki.interpret.machine import Tape
 from opennki.interpret.steps import Operand, Plan
 from opennki.interpret.views import View
 from opennki.ir.affine import Affine, FloorDiv, Range, Var, narrowed
-from opennki.ir.nodes import Alloc, DoWhile, For, If, IndexTile, Instr, PredTile, Stmt, statements
+from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, IndexTile, Instr, PredTile, Stmt, statements
 from opennki.isa import dtypes
 from opennki.isa.declare import ISA, Plumbing
 from opennki.isa.declare import Tile as TileSpec
@@ -63,7 +64,8 @@ class Lowering:
         self.tests: list[tuple[Affine, int]] = []
         self.broken: list[Broken] = []
         self.fallbacks: list[tuple[Instr, Any, str]] = []  # instruction, interpreter's step, why
-        self.divisions: dict[FloorDiv, int] = {}
+        self.touched: Touched = {}  # of native instructions
+        self.parallel: dict[int, tuple[int, list[tuple[Alloc, int]]]] = {}  # place of a FOR -> its end, tensors of an iteration
         self.loops: list[int] = list(tape.loops)
         self.body(tape.kernel.body, dict(tape.ranges))
         self.emit(abi.OP_END)
@@ -115,12 +117,17 @@ class Lowering:
 
     def loop(self, loop: For, ranges: dict[Var, Range]) -> None:
         slot = self.layout.var(loop.var)
+        outermost, interpreted = len(self.loops) == len(self.tape.loops), len(self.fallbacks)
         start = self.emit(abi.OP_FOR, slot, n=loop.trips)
         self.loops.append(slot)
         self.body(loop.body, {**ranges, loop.var: (0, loop.trips - 1)})
         self.loops.pop()
         self.emit(abi.OP_NEXT, slot, start + 1, n=loop.trips)
         self.patch(start, len(self.ops))
+        if outermost and loop.trips > 1 and interpreted == len(self.fallbacks) and loop.trips * work(loop.body) > WORTH:
+            own = independent(loop, ranges, self.touched)
+            if own is not None:
+                self.parallel[start] = len(self.ops), [(a, self.layout.alloc(a)) for a in own]
 
     def branch(self, branch: If, ranges: dict[Var, Range]) -> None:
         number = self.affine(branch.pred.expr)
@@ -151,9 +158,11 @@ class Lowering:
         plan = Plan(instr, self.layout, ranges, tape.kernel.loc(instr.loc), set(), self.loops, tape.seed, ())
         mark, broken, ops = len(self.calls), len(self.broken), len(self.ops)
         try:
-            for made in Instruction(self, plan).calls():
+            one = Instruction(self, plan)
+            for made in one.calls():
                 self.calls.append(made)
                 self.emit(abi.OP_RUN, len(self.calls) - 1)
+            self.touched[instr] = one.touched
         except Unsupported as why:
             del self.calls[mark:], self.broken[broken:], self.ops[ops:]
             self.fallbacks.append((instr, tape.by_instr[instr], str(why)))
@@ -166,6 +175,7 @@ class Instruction:
     def __init__(self, lowering: Lowering, plan: Plan) -> None:
         self.lowering, self.plan = lowering, plan
         self.views: list[View] = []  # of tile symbols, by their source
+        self.touched: list[tuple[Access, bool]] = []
         self.preds: list[tuple[Affine, tuple[int, ...]]] = []
         self.indices: list[tuple[Affine, tuple[int, ...]]] = []
 
@@ -193,12 +203,13 @@ class Instruction:
             values = list(value)
         if len(values) != len(plan.outputs):
             raise Unsupported("results that do not match")
-        pairs = []
+        pairs, outs = [], set()
         for (view, _, _), v in zip(plan.outputs, values, strict=True):
             out, result = self.out(view), const(v)
             if result.kind == "tile" and self.place(result.source) == self.place(out.source):
                 continue  # it stays as it is
             pairs.append((out, result))
+            outs.add(out.source)
         clips, rest = self.mask()
         program = Program(
             iteration=plan.iteration,
@@ -211,6 +222,7 @@ class Instruction:
         made = []
         for kind, what, sources, shape in compile_values(program, pairs):
             views = [self.views[s] for s in sources]
+            self.touched += [(v.access, any(v is out for out, _, _ in plan.outputs) or s in outs) for s, v in zip(sources, views, strict=True)]
             if len(views) > MAX_ADDRESSES:
                 raise Unsupported("more operands than a call takes")
             call = Call(kind, what, [(self.offset(v), v.slot) for v in views], shape)

@@ -57,6 +57,10 @@ static void load(const run *r, const op *o, const chunk *c, float *d) {
     const nki_type *type = &nki_types[t->dtype];
     const nki_loader f = o->code == NKI_LOAD_RAW ? type->load_raw : type->load;
     const char *s = c->tile[o->tile];
+    if (o->uniform && t->dtype == NKI_F32) {
+        *d = *(const nki_f32a *)s;
+        return;
+    }
     if (contiguous(r, t, c->m, c->l)) {
         f(d, s, type->size, c->m * c->l);
         return;
@@ -103,6 +107,10 @@ static void store(const run *r, const op *o, const chunk *c) {
     const int n = c->m * c->l;
     char *d = c->tile[o->tile];
     if (o->c >= 0 && r->is_row[o->c] && *r->slot[o->c] == 0.0f) return;
+    if (o->uniform && type->size == 4 && (t->dtype == NKI_F32 || o->code == NKI_STORE_RAW)) {
+        *(nki_f32a *)d = *r->slot[o->a];
+        return;
+    }
     const int masked = o->c >= 0 && !r->is_row[o->c];
     const float *a = lanes(r, o->a, n, 0);
     int64_t sm = along(t->stride, r->dim_m), sl = along(t->stride, r->dim_l);
@@ -355,7 +363,7 @@ static void prepare(run *r, char *const *at) {
                 break;
             case NKI_SELECT: READ(a), READ(b), READ(c); break;
             case NKI_PRED: o->tile = u->a, uniform = flat(r, k->preds[u->a].stride); break;
-            case NKI_INDEX: o->tile = u->a, o->sign = u->b, uniform = flat(r, k->indices[u->a].stride); break;
+            case NKI_INDEX: o->tile = u->a, o->sign = u->b == 1, uniform = flat(r, k->indices[u->a].stride); break;
             case NKI_FOLD: READ(a); break;
             case NKI_ROUND: READ(a), o->dtype = u->b; break;
             case NKI_EXACT: READ(a), READ(b), o->dtype = u->c, o->sign = u->pad; break;
@@ -387,7 +395,7 @@ typedef struct { /* where a walk over the dimensions is */
     int64_t *pred, *index;
 } place_in;
 
-static void move(const run *r, place_in *w, int dim, int64_t steps) {
+static inline void move(const run *r, place_in *w, int dim, int64_t steps) {
     const nki_ew *k = r->k;
     for (int i = 0; i < k->n_tiles; i++) w->tile[i] += steps * k->tiles[i].stride[dim];
     for (int i = 0; i < k->n_preds; i++) w->pred[i] += steps * k->preds[i].stride[dim];
@@ -425,7 +433,7 @@ static void row(const run *r, const nki_phase *p, place_in *w) {
             }
             move(r, w, r->dim_l, -length_l);
         }
-        int dim = (r->m > 1 ? r->dim_m : r->dim_l) - 1; /* the dimensions around the chunks */
+        int dim = (r->dim_m < 0 ? r->dim_l : r->dim_m) - 1; /* the dimensions around the chunks */
         for (; dim >= r->outer; dim--) {
             move(r, w, dim, 1);
             if (++at[dim] < r->shape[dim]) break;
@@ -461,6 +469,7 @@ static void cut(run *r) {
     const int64_t l = r->dim_l < 0 ? 1 : r->shape[r->dim_l], m = r->dim_m < 0 ? 1 : r->shape[r->dim_m];
     r->l = (int)(l < NKI_CHUNK ? l : NKI_CHUNK);
     r->m = l > NKI_CHUNK / 2 || l < 1 ? 1 : (int)(NKI_CHUNK / l < m ? NKI_CHUNK / l : m);
+    if (r->m == 1) r->dim_m = -1;
 }
 
 #define ON_STACK 49152

@@ -30,7 +30,6 @@ static inline float nki_expf(float x) {
     c = none ? 0.0f : c;
     float t = c * 0x1.715476p+0f + NKI_MAGIC, n = t - NKI_MAGIC;
     int32_t k = (int32_t)(nki_bits(t) - nki_bits(NKI_MAGIC));
-    k = x != x ? 0 : k;
     float r = (c - n * 0.693359375f) - n * -2.12194440e-4f;
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
@@ -95,11 +94,13 @@ static inline double nki_expm_kernel(double r) { /* exp(r), |r| <= ln(2)/2 */
     return p * r + 1.0;
 }
 
-static inline double nki_exp64(double x) { /* for float64 formulas that are rounded to float32: x in -700 .. 700 */
+/* For float64 formulas that are rounded to float32: right in -700 .. 700, 0 below. */
+static inline double nki_exp64(double x) {
     double c = x < -700.0 ? -700.0 : (x > 700.0 ? 700.0 : x);
     double t = c * 0x1.71547652b82fep+0 + NKI_MAGIC64, n = t - NKI_MAGIC64;
     double r = (c - n * 0x1.62e42feep-1) - n * 0x1.a39ef35793c76p-33;
-    return nki_expm_kernel(r) * nki_double((nki_bits64(t) - nki_bits64(NKI_MAGIC64) + 1023) << 52);
+    double y = nki_expm_kernel(r) * nki_double((nki_bits64(t) - nki_bits64(NKI_MAGIC64) + 1023) << 52);
+    return x < -700.0 ? 0.0 : y;
 }
 
 /* Natural logarithm of a positive normal float64; *e: the exponent, to which the result is to be added times ln 2. */
@@ -134,21 +135,21 @@ static inline float nki_log1pf(float x) {
 static inline float nki_powf(float a, float b) {
     float m = __builtin_fabsf(a), y = __builtin_fabsf(b), e, r;
     double k, x = (double)m;
-    int edge = m == 0.0f || m == INFINITY;
-    double l = nki_log_kernel(edge || m != m ? 1.0 : x, &k) * 0x1.71547652b82fep+0 + k;
+    int edge = (m == 0.0f) | (m == INFINITY);
+    double l = nki_log_kernel(edge | (m != m) ? 1.0 : x, &k) * 0x1.71547652b82fep+0 + k;
     double t = (double)b * l;
     t = t < -200.0 ? -200.0 : (t > 200.0 ? 200.0 : t);
     double s = t + NKI_MAGIC64, n = s - NKI_MAGIC64;
     e = (float)(nki_expm_kernel((t - n) * NKI_LN2) * nki_double((nki_bits64(s) - nki_bits64(NKI_MAGIC64) + 1023) << 52));
     r = edge ? (((m == 0.0f) != (b < 0.0f)) ? 0.0f : INFINITY) : e;
     /* integers have no fraction, odd ones one in their half */
-    float half = 0.5f * y;
-    int integer = nki_rint(y) == y, odd = integer && y < 0x1p24f && nki_rint(half) != half;
-    uint32_t negative = nki_bits(a) >> 31;
-    r = negative && odd ? -r : r;
-    r = negative && !integer && !edge ? NAN : r;
+    float half = 0.5f * y, whole = nki_rint(y), whole_half = nki_rint(half);
+    uint32_t minus = nki_bits(a) & 0x80000000u;
+    uint32_t odd = (whole == y) & (y < 0x1p24f) & (whole_half != half) ? minus : 0u;
+    r = nki_float(nki_bits(r) | odd);
+    r = (minus != 0) & (whole != y) & !edge ? NAN : r;
     r = a != a ? a : (b != b ? b : r);
-    return (b == 0.0f || a == 1.0f || (m == 1.0f && y == INFINITY)) ? 1.0f : r;
+    return (b == 0.0f) | (a == 1.0f) | ((m == 1.0f) & (y == INFINITY)) ? 1.0f : r;
 }
 
 static inline float nki_atanf(float x) {
@@ -213,6 +214,11 @@ static inline float nki_tanf(float x) {
 }
 
 /* ---- rounding and remainder ----------------------------------------------------------------------------------- */
+#if defined(__SSE4_1__) || defined(__aarch64__)
+#define nki_truncf __builtin_truncf /* single instructions */
+#define nki_floorf __builtin_floorf
+#define nki_ceilf __builtin_ceilf
+#else
 static inline float nki_truncf(float x) {
     float a = __builtin_fabsf(x);
     float r = (float)(int32_t)(a < 0x1p23f ? x : 0.0f);
@@ -226,12 +232,13 @@ static inline float nki_ceilf(float x) {
     float t = nki_truncf(x);
     return x != x ? x : __builtin_copysignf(t < x ? t + 1.0f : t, x);
 }
+#endif
 
 /* Exact for |a / b| below NKI_QUOTIENT: the quotient has 28 bits and its product with b 52, so float64 holds all. */
 #define NKI_QUOTIENT 0x1p28f
 static inline float nki_fmodf(float a, float b) {
     double x = (double)__builtin_fabsf(a), y = (double)__builtin_fabsf(b), q = x / y;
-    q = (double)(int32_t)(q < 0x1p28 ? q : 0.0);
+    q = (double)(int32_t)q;
     double r = x - q * y;
     r = r < 0.0 ? r + y : r; /* the quotient was rounded up to an integer */
     return __builtin_copysignf((float)r, a);

@@ -51,13 +51,22 @@
         for (int j = 0; j < 2; j++) l[j] = STEP(l[j], l[j + 2]);                                                       \
         l[0] = STEP(l[0], l[1]);                                                                                       \
     }                                                                                                                  \
-    static void short_##name(T *l, int n) {                                                                            \
-        if (n == 1) l[0] = STEP((T)(identity), l[0]);                                                                  \
-        for (int half = NKI_LANES / 2; half; half /= 2)                                                                \
-            if (n > half) {                                                                                            \
-                for (int j = 0; j < n - half; j++) l[j] = STEP(l[j], l[j + half]);                                     \
-                n = half;                                                                                              \
-            }                                                                                                          \
+    static T short_##name(const T *x, int n) { /* n <= 8: the tree without its missing lanes */                         \
+        T a = x[0], b, c, d;                                                                                           \
+        if (n == 1) return STEP((T)(identity), a);                                                                     \
+        b = x[1];                                                                                                      \
+        if (n == 2) return STEP(a, b);                                                                                 \
+        c = x[2];                                                                                                      \
+        if (n > 3) {                                                                                                   \
+            d = x[3];                                                                                                  \
+            if (n > 4) a = STEP(a, x[4]);                                                                              \
+            if (n > 5) b = STEP(b, x[5]);                                                                              \
+            if (n > 6) c = STEP(c, x[6]);                                                                              \
+            if (n > 7) d = STEP(d, x[7]);                                                                              \
+            b = STEP(b, d);                                                                                            \
+        }                                                                                                              \
+        a = STEP(a, c);                                                                                                \
+        return STEP(a, b);                                                                                             \
     }
 EACH(DEFINE)
 
@@ -121,18 +130,19 @@ float nki_fold_end(nki_lanes *s, int fn) {
 }
 
 float nki_fold_short(int fn, const float *x, int n) {
-    float l[NKI_LANES];
-    for (int j = 0; j < n; j++) l[j] = x[j];
+    if (n > 8 || fn == NKI_FN_SUBTRACT) {
+        nki_lanes s;
+        nki_fold_start(&s, fn);
+        nki_fold_add(&s, fn, x, n, 0);
+        return nki_fold_end(&s, fn);
+    }
+    float r = 0.0f;
     switch (fn) {
-    case NKI_FN_SUBTRACT:
-        for (int j = 1; j < n; j++) l[j] = -l[j];
-        short_add(l, n);
-        break;
-#define CASE(name, number, T, STEP, identity) case number: short_##name((T *)l, n); break;
+#define CASE(name, number, T, STEP, identity) case number: *(T *)&r = short_##name((const T *)x, n); break;
         EACH(CASE)
 #undef CASE
     }
-    return l[0];
+    return r;
 }
 
 /* ---- over the partitions: lanes are rows of a block of columns, which stays in the cache ------------------------- */

@@ -224,6 +224,10 @@ typedef int32_t (*nki_callback)(int32_t index);
 int64_t nki_tape_run(const nki_tape *t, int64_t from, int64_t to, int64_t *env, char *const *buffers, void *scratch,
                      nki_callback back, int64_t *wrong);
 
+/* nki_tape_run for Python: in the floating-point mode of the interpreter, with scratch memory of its own. */
+int64_t nki_tape_serial(const nki_tape *t, int64_t from, int64_t to, int64_t *env, char *const *buffers, nki_callback back,
+                        int64_t *wrong);
+
 /* The same for `programs` programs (rows of `envs`) on up to `threads` threads; `buffers` has a row of pointers for each
  * thread. Programs must not depend on each other, and nothing may call back. The lowest program that failed counts. */
 int64_t nki_tape_programs(const nki_tape *t, int64_t programs, int64_t *envs, int threads, char *const *buffers,

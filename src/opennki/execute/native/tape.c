@@ -122,10 +122,11 @@ int64_t nki_tape_run(const nki_tape *t, int64_t from, int64_t to, int64_t *env, 
 }
 
 /* A run from Python, on one thread, in the floating-point mode of the interpreter. */
-int64_t nki_tape_serial(const nki_tape *t, int64_t *env, char *const *buffers, nki_callback back, int64_t *wrong) {
+int64_t nki_tape_serial(const nki_tape *t, int64_t from, int64_t to, int64_t *env, char *const *buffers, nki_callback back,
+                        int64_t *wrong) {
     void *scratch = t->scratch ? aligned_alloc(64, ((size_t)t->scratch + 63) & ~(size_t)63) : NULL;
     nki_fp saved = nki_fp_enter();
-    int64_t error = nki_tape_run(t, 0, t->n_ops, env, buffers, scratch, back, wrong);
+    int64_t error = nki_tape_run(t, from, to, env, buffers, scratch, back, wrong);
     nki_fp_leave(saved);
     free(scratch);
     return error;
