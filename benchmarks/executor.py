@@ -18,16 +18,16 @@ os.environ.setdefault("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import ml_dtypes
-import numpy as np
-
-import opennki.dropin
+import opennki.dropin  # noqa: F401  isort: skip
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
+import numpy as np
+from threadpoolctl import threadpool_limits
+
 from opennki.execute.executor import coverage, executor_of
 from opennki.interpret.prepared import Prepared
 from opennki.isa import dtypes
-from threadpoolctl import threadpool_limits
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 P = 128

@@ -9,7 +9,8 @@ from opennki import settings
 from opennki.errors import NkiError, make
 from opennki.execute import abi
 from opennki.execute.build import library
-from opennki.execute.lower import Broken, Lowering, Native
+from opennki.execute.instruction import Broken
+from opennki.execute.lower import Lowering, Native
 from opennki.execute.record import Unsupported
 from opennki.interpret.machine import Instance, Tape, blank
 from opennki.ir.nodes import Alloc

@@ -23,7 +23,8 @@ Made = tuple[int, Any, list[Any], tuple[int, ...]]
 class Program:
     """What is known of an instruction. dtype_of: number of the dtype of an operand, -1 if native code has no such. keeps_axes: the axes of
     the iteration space must stay as they are. guards: predicates that stores are subject to. same: whether two operands are the same
-    elements in the same order; apart: whether they are that, or share no memory."""
+    elements in the same order; apart: whether they are that, or share no memory; meets: whether they may
+    share any."""
 
     iteration: tuple[int, ...]
     dtype_of: Callable[[Any], int]
@@ -31,6 +32,7 @@ class Program:
     guards: list[Sym]
     same: Callable[[Any, Any], bool]
     apart: Callable[[Any, Any], bool]
+    meets: Callable[[Any, Any], bool]
     preds_used: list[int] = field(default_factory=list)
     indices_used: list[int] = field(default_factory=list)
 
@@ -42,7 +44,12 @@ class Program:
         return number
 
 
-def compile_values(program: Program, pairs: list[tuple[Sym, Sym]]) -> Iterator[Made]:
+def is_special(value: Sym) -> bool:
+    """Whether a value has a native kernel of its own."""
+    return value.kind in ("matmul", "scan", "pfold") or (value.kind == "call" and any(a.kind == "matmul" for a in value.args))
+
+
+def compile_values(program: Program, pairs: list[tuple[Sym, Sym]], fused: bool = False) -> Iterator[Made]:
     """Native calls that store values in their tiles: (kind, descriptor, operands in order, iteration space)."""
     if not pairs:
         return
@@ -50,7 +57,7 @@ def compile_values(program: Program, pairs: list[tuple[Sym, Sym]]) -> Iterator[M
         for leaf in leaves(value):
             if leaf.kind == "tile" and not program.apart(out.source, leaf.source):
                 raise Unsupported("a result that overlaps an operand")
-    if len(pairs) == 1:
+    if len(pairs) == 1 and not fused:
         out, value = pairs[0]
         made = _product(program, out, value) or _special(program, out, value)
         if made is not None:
@@ -194,6 +201,8 @@ class Elementwise:
             raise Unsupported("a mask, or an index that may be outside, on a fold")
         self.preds: list[tuple[int, ...]] = []
         self.indices: list[tuple[int, ...]] = []
+        self.loaded: list[tuple[tuple[int, int], Any]] = []
+        self.stored: list[tuple[tuple[int, int], Any]] = []
 
     def _plain_shape(self) -> tuple[int, ...]:
         return max((o.shape for o, _ in self.pairs), key=prod)
@@ -285,6 +294,7 @@ class Elementwise:
             return made
         if sym.kind == "tile":
             made = self.register()
+            self.loaded.append((phase, sym.source))
             self.emit(phase, abi.LOAD_RAW if sym.raw else abi.LOAD, made, self.tile(sym.source, self.spread(sym, row)))
             return made
         if sym.kind in ("pred", "index"):
@@ -301,6 +311,11 @@ class Elementwise:
             return made
         if sym.kind == "call":
             return self._call(sym, phase)
+        if sym.kind == "round":
+            source = self.value(sym.args[0], phase)
+            made = self.register()
+            self.emit(phase, abi.ROUND, made, source, int(sym.value))
+            return made
         if sym.kind == "select":
             c, a, b = (self.value(x, phase) for x in sym.args)
             made = self.register()
@@ -345,6 +360,7 @@ class Elementwise:
             raise Unsupported(f"a result of {out.shape} among results of {self.shape}")
         where = self.spread(out, row)
         number = self.tile(out.source, where)
+        self.stored.append((phase, out.source))
         guard = -1
         if self.program.guards:
             parts = [self.value(g, phase) for g in self.program.guards]
@@ -372,6 +388,11 @@ class Elementwise:
         """The program."""
         for out, value in self.pairs:
             self.store(out, value)
+        for when, source in self.stored:
+            for later, other in self.loaded:
+                # what is stored in one phase and loaded in a later one would be read after it has changed
+                if later > when and self.program.meets(source, other):
+                    raise Unsupported("an operand that is read again after it has changed")
         order = [*self.kept, *self.axes]
         strides = [tuple(s[i] for i in order) for _, s, _ in self.tiles] + [
             tuple(s[i] for i in order) for s in (*self.preds, *self.indices)
