@@ -221,7 +221,11 @@ static inline __attribute__((always_inline)) void multiply(const block *t, const
             v[j] = from == FIRST_BF16 ? V_BF16(b + j * LANES * 2) : V_LOAD(b + j * LANES * 4);
             if (from != PANEL) V_STORE(panel + j * LANES, v[j]);
         }
-        if (from != PANEL) panel += nr * LANES;
+        if (from != PANEL) { /* the columns of the next panel, as rows that are far apart defeat the CPU's own prefetch */
+            const int size = from == FIRST_BF16 ? 2 : 4;
+            panel += nr * LANES;
+            UNROLL for (int j = 0; j < nr * LANES * size; j += 64) __builtin_prefetch(b + nr * LANES * size + j, 0, 2);
+        }
         UNROLL for (int i = 0; i < mr; i++) {
             vec s = V_ONE(((const f32_any *)a)[i]);
             UNROLL for (int j = 0; j < nr; j++) acc[i][j] = V_FMA(s, v[j], acc[i][j]);
