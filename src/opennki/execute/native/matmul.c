@@ -116,8 +116,10 @@ static inline float widen(uint32_t mag, uint32_t sign, int mant, int bias, uint3
     float small = (float)(int32_t)mag * from_bits((uint32_t)(127 + 1 - bias - mant) << 23);
     uint32_t low;
     memcpy(&low, &small, 4);
-    uint32_t u = mag < (1u << mant) ? low : normal;
-    u = mag >= special ? (mag == inf ? 0x7f800000u : 0x7fc00000u) : u;
+    /* masks, not branches: the loops are to become vectors */
+    uint32_t tiny = -(uint32_t)(mag < (1u << mant)), odd = -(uint32_t)(mag >= special), nan = -(uint32_t)(mag != inf);
+    uint32_t u = (low & tiny) | (normal & ~tiny);
+    u = (u & ~odd) | ((0x7f800000u | (0x00400000u & nan)) & odd);
     return from_bits(u | sign << 31);
 }
 static inline float widen_f16(uint16_t x) { return widen(x & 0x7fffu, x >> 15, 10, 15, 0x7c00, 0x7c00); }
