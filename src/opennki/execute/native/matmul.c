@@ -19,6 +19,8 @@ enum { LANES = 16, MR = 12, NR = 2, SMALL = 4, WIDE = 6 };
 #define V_LOAD(p) _mm512_loadu_ps((const void *)(p))
 #define V_STORE(p, v) _mm512_storeu_ps((void *)(p), v)
 #define V_ONE(x) _mm512_set1_ps(x)
+#define V_BF16(p) \
+    _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(p))), 16))
 #define V_FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define V_ADD(a, b) _mm512_add_ps(a, b)
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -29,6 +31,8 @@ enum { LANES = 8, MR = 6, NR = 2, SMALL = 2, WIDE = 6 };
 #define V_LOAD(p) _mm256_loadu_ps((const float *)(const void *)(p))
 #define V_STORE(p, v) _mm256_storeu_ps((float *)(void *)(p), v)
 #define V_ONE(x) _mm256_set1_ps(x)
+#define V_BF16(p) \
+    _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p))), 16))
 #define V_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define V_ADD(a, b) _mm256_add_ps(a, b)
 #elif defined(__aarch64__)
@@ -39,6 +43,7 @@ enum { LANES = 4, MR = 12, NR = 2, SMALL = 4, WIDE = 6 };
 #define V_LOAD(p) vreinterpretq_f32_u8(vld1q_u8((const uint8_t *)(p)))
 #define V_STORE(p, v) vst1q_u8((uint8_t *)(p), vreinterpretq_u8_f32(v))
 #define V_ONE(x) vdupq_n_f32(x)
+#define V_BF16(p) vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8((const uint8_t *)(p))), 16))
 #define V_FMA(a, b, c) vfmaq_f32(c, a, b)
 #define V_ADD(a, b) vaddq_f32(a, b)
 #else
@@ -68,6 +73,14 @@ static inline vec V_LOAD(const void *p)
 static inline void V_STORE(void *p, vec v) { memcpy(p, &v, sizeof v); }
 static inline vec V_ONE(float x) { return (vec){{x, x, x, x}}; }
 #define V_ZERO V_ONE(0.0f)
+static inline vec V_BF16(const void *p)
+{
+    uint16_t half[LANES];
+    uint32_t full[LANES];
+    memcpy(half, p, sizeof half);
+    for (int i = 0; i < LANES; i++) full[i] = (uint32_t)half[i] << 16;
+    return V_LOAD(full);
+}
 static inline vec V_FMA(vec a, vec b, vec c)
 {
     for (int i = 0; i < LANES; i++) c.x[i] = fma_exact(a.x[i], b.x[i], c.x[i]);
@@ -81,7 +94,6 @@ static inline vec V_ADD(vec a, vec b)
 #endif
 
 enum { ROWS = MR * (480 / MR) }; /* rows of `a` that are packed at a time: 240 KiB at K = 128, in the second cache */
-enum { DIRECT = 3 };             /* up to so many panels of `a` a float32 `b` is read in place: a copy would not pay */
 
 /* ---- packing ------------------------------------------------------------------------------------------------ */
 
@@ -104,8 +116,10 @@ static inline float widen(uint32_t mag, uint32_t sign, int mant, int bias, uint3
     float small = (float)(int32_t)mag * from_bits((uint32_t)(127 + 1 - bias - mant) << 23);
     uint32_t low;
     memcpy(&low, &small, 4);
-    uint32_t u = mag < (1u << mant) ? low : normal;
-    u = mag >= special ? (mag == inf ? 0x7f800000u : 0x7fc00000u) : u;
+    /* masks, not branches: the loops are to become vectors */
+    uint32_t tiny = -(uint32_t)(mag < (1u << mant)), odd = -(uint32_t)(mag >= special), nan = -(uint32_t)(mag != inf);
+    uint32_t u = (low & tiny) | (normal & ~tiny);
+    u = (u & ~odd) | ((0x7f800000u | (0x00400000u & nan)) & odd);
     return from_bits(u | sign << 31);
 }
 static inline float widen_f16(uint16_t x) { return widen(x & 0x7fffu, x >> 15, 10, 15, 0x7c00, 0x7c00); }
@@ -114,29 +128,58 @@ static inline float widen_e4m3fn(uint8_t x) { return widen(x & 0x7fu, x >> 7, 3,
 static inline float widen_e5m2(uint8_t x) { return widen(x & 0x7fu, x >> 7, 2, 15, 0x7c, 0x7c); }
 static inline float widen_f32(float x) { return x; }
 
-/* K rows of `cols` elements to a panel of `width` floats a row, zeros behind them. */
-#define PACK(name, type)                                                                                            \
-    static inline __attribute__((always_inline)) void rows_##name(const char *src, int64_t step, int K, int width,  \
-                                                                  float *restrict dst)                              \
+/* One row to its places in the panels; the source is read as it lies. */
+static inline __attribute__((always_inline)) void deal_blocks(const char *row, int K, int cols, int width, float *at)
+{
+    int c = 0;
+    for (; c + width <= cols; c += width, at += (int64_t)K * width) memcpy(at, row + c * 4, (size_t)width * 4);
+    for (int i = 0; c < cols && i < width; i++) { /* not memcpy: the call would cost more than the few elements */
+        if (c + i < cols)
+            memcpy(at + i, row + (c + i) * 4, 4);
+        else
+            at[i] = 0.0f;
+    }
+}
+static inline void deal(const void *row, int K, int cols, int width, float *at)
+{
+    if (width == MR)
+        deal_blocks(row, K, cols, MR, at);
+    else
+        deal_blocks(row, K, cols, width, at);
+}
+static void pack_rows_f32(const char *src, int64_t step, int K, int cols, int width, float *dst)
+{
+    for (int k = 0; k < K; k++, src += step, dst += width) deal(src, K, cols, width, dst);
+}
+
+/* K rows of `cols` elements to panels of `width` floats for each k, zeros behind the last column. */
+#define PACK_ROWS(name, type)                                                                                       \
+    static void pack_rows_##name(const char *src, int64_t step, int K, int cols, int width, float *dst)             \
     {                                                                                                               \
+        float wide_row[ROWS];                                                                                       \
         for (int k = 0; k < K; k++, src += step, dst += width) {                                                    \
-            const type *row = (const type *)src;                                                                    \
-            for (int c = 0; c < width; c++) dst[c] = widen_##name(row[c]);                                          \
-        }                                                                                                           \
-    }                                                                                                               \
-    static void pack_##name(const char *src, const int64_t *stride, int K, int cols, int width, float *dst)         \
-    {                                                                                                               \
-        if (stride[1] == sizeof(type) && cols == width) {                                                           \
-            if (width == MR) return rows_##name(src, stride[0], K, MR, dst);                                        \
-            if (width == NR * LANES) return rows_##name(src, stride[0], K, NR * LANES, dst);                        \
-            return rows_##name(src, stride[0], K, width, dst);                                                      \
-        }                                                                                                           \
-        for (int k = 0; k < K; k++) {                                                                               \
-            const char *row = src + k * stride[0];                                                                  \
-            for (int c = 0; c < cols; c++) dst[k * width + c] = widen_##name(*(const type *)(row + c * stride[1])); \
-            for (int c = cols; c < width; c++) dst[k * width + c] = 0.0f;                                           \
+            for (int c = 0; c < cols; c++) wide_row[c] = widen_##name(((const type *)src)[c]);                      \
+            deal(wide_row, K, cols, width, dst);                                                                    \
         }                                                                                                           \
     }
+#define PACK(name, type)                                                                                            \
+    static void pack_##name(const char *src, const int64_t *stride, int K, int cols, int width, float *dst)         \
+    {                                                                                                               \
+        if (stride[1] == sizeof(type)) return pack_rows_##name(src, stride[0], K, cols, width, dst);                \
+        for (int c0 = 0; c0 < cols; c0 += width, dst += (int64_t)K * width)                                         \
+            for (int k = 0; k < K; k++) {                                                                           \
+                const char *row = src + k * stride[0] + c0 * stride[1];                                             \
+                float *at = dst + (int64_t)k * width;                                                               \
+                int n = cols - c0 < width ? cols - c0 : width;                                                      \
+                for (int c = 0; c < n; c++) at[c] = widen_##name(*(const type *)(row + c * stride[1]));             \
+                for (int c = n; c < width; c++) at[c] = 0.0f;                                                       \
+            }                                                                                                       \
+    }
+PACK_ROWS(bf16, u16_any)
+PACK_ROWS(f16, u16_any)
+PACK_ROWS(e4m3, uint8_t)
+PACK_ROWS(e4m3fn, uint8_t)
+PACK_ROWS(e5m2, uint8_t)
 PACK(f32, f32_any)
 PACK(bf16, u16_any)
 PACK(f16, u16_any)
@@ -154,27 +197,39 @@ static const pack_fn packs[NKI_DTYPES] = {
 
 typedef struct {
     int K, cols, accumulate; /* cols: columns that are stored */
-    const float *a;          /* MR floats for each k */
-    const char *b;           /* vectors, b_step bytes from k to k + 1 */
-    int64_t b_step;
+    const char *a, *b;       /* floats to broadcast, and vectors */
+    int64_t a_step, b_step;  /* bytes from k to k + 1 */
+    float *panel;            /* where the first kernel of a panel leaves what it read */
     char *d;
     int64_t row, col;
 } block;
 
 #define UNROLL _Pragma("GCC unroll 12")
 
-static inline __attribute__((always_inline)) void multiply(const block *t, const int mr, const int nr)
+/* What a kernel reads as b. The FIRST ones read the source and pack it by the way: loads and stores cost nothing
+ * next to the FMAs, while a separate pass over b would wait for the second-level cache. */
+enum source { PANEL, FIRST_F32, FIRST_BF16 };
+
+static inline __attribute__((always_inline)) void multiply(const block *t, const int mr, const int nr, const enum source from)
 {
     vec acc[MR][WIDE];
-    const float *a = t->a;
-    const char *b = t->b;
+    const char *a = t->a, *b = t->b;
+    float *panel = t->panel;
     UNROLL for (int i = 0; i < mr; i++)
         UNROLL for (int j = 0; j < nr; j++) acc[i][j] = V_ZERO;
-    for (int k = t->K; k > 0; k--, a += MR, b += t->b_step) {
+    for (int k = t->K; k > 0; k--, a += t->a_step, b += t->b_step) {
         vec v[WIDE];
-        UNROLL for (int j = 0; j < nr; j++) v[j] = V_LOAD(b + j * LANES * 4);
+        UNROLL for (int j = 0; j < nr; j++) {
+            v[j] = from == FIRST_BF16 ? V_BF16(b + j * LANES * 2) : V_LOAD(b + j * LANES * 4);
+            if (from != PANEL) V_STORE(panel + j * LANES, v[j]);
+        }
+        if (from != PANEL) { /* the columns of the next panel, as rows that are far apart defeat the CPU's own prefetch */
+            const int size = from == FIRST_BF16 ? 2 : 4;
+            panel += nr * LANES;
+            UNROLL for (int j = 0; j < nr * LANES * size; j += 64) __builtin_prefetch(b + nr * LANES * size + j, 0, 2);
+        }
         UNROLL for (int i = 0; i < mr; i++) {
-            vec s = V_ONE(a[i]);
+            vec s = V_ONE(((const f32_any *)a)[i]);
             UNROLL for (int j = 0; j < nr; j++) acc[i][j] = V_FMA(s, v[j], acc[i][j]);
         }
     }
@@ -200,13 +255,16 @@ static inline __attribute__((always_inline)) void multiply(const block *t, const
 }
 
 #define KERNEL(mr) \
-    static void one_##mr(const block *t) { multiply(t, mr, 1); } \
-    static void some_##mr(const block *t) { multiply(t, mr, NR); }
+    static void one_##mr(const block *t) { multiply(t, mr, 1, PANEL); } \
+    static void some_##mr(const block *t) { multiply(t, mr, NR, PANEL); }
 #define KERNEL_WIDE(mr) \
-    static void wide_##mr(const block *t) { multiply(t, mr <= SMALL ? mr : SMALL, WIDE); }
+    static void wide_##mr(const block *t) { multiply(t, mr <= SMALL ? mr : SMALL, WIDE, PANEL); }
 KERNEL(1) KERNEL(2) KERNEL(3) KERNEL(4)
 KERNEL_WIDE(1) KERNEL_WIDE(2) KERNEL_WIDE(3) KERNEL_WIDE(4)
 typedef void (*kernel_fn)(const block *);
+static void first_f32(const block *t) { multiply(t, MR, NR, FIRST_F32); }
+static void first_bf16(const block *t) { multiply(t, MR, NR, FIRST_BF16); }
+static const kernel_fn firsts[NKI_DTYPES] = {[NKI_F32] = first_f32, [NKI_TF32] = first_f32, [NKI_BF16] = first_bf16};
 static const kernel_fn wide[] = {0, wide_1, wide_2, wide_3, wide_4};
 #if defined(__AVX512F__) || defined(__aarch64__)
 KERNEL(5) KERNEL(6) KERNEL(7) KERNEL(8) KERNEL(9) KERNEL(10) KERNEL(11) KERNEL(12)
@@ -238,6 +296,14 @@ static size_t bytes_of_a(int K, int rows)
     return padded((size_t)K * MR * 4 * (size_t)((most + MR - 1) / MR));
 }
 
+/* Whether `a` is read where it lies: not if its rows, far apart, would push each other out of the caches again and
+ * again, for each panel of b. */
+static int reads_in_place(const operand *a, const operand *b)
+{
+    int near = (a->stride[0] >= -2048 && a->stride[0] <= 2048) || b->n <= NR * LANES;
+    return (a->dtype == NKI_F32 || a->dtype == NKI_TF32) && a->stride[1] == 4 && near;
+}
+
 size_t nki_mm_scratch(const nki_mm *k)
 {
     int rows = swaps(k) ? k->N : k->M;
@@ -256,12 +322,14 @@ void nki_mm_run(const nki_mm *k, const char *stationary, const char *moving, cha
         t.col = k->d_stride[0];
     }
     float *packed = scratch, *panel = (float *)((char *)scratch + bytes_of_a(k->K, a.n));
-    int in_place = (b.dtype == NKI_F32 || b.dtype == NKI_TF32) && b.stride[1] == 4;
+    t.panel = panel;
+    int a_stays = reads_in_place(&a, &b), element = b.dtype == NKI_BF16 ? 2 : 4;
+    t.a_step = a_stays ? a.stride[0] : MR * 4;
+    int b_stays = element == 4 && firsts[b.dtype] && b.stride[1] == 4 && a.n <= MR;
+    kernel_fn first = b.stride[1] == element ? firsts[b.dtype] : NULL;
     for (int m0 = 0; m0 < a.n; m0 += ROWS) {
         int rows = a.n - m0 < ROWS ? a.n - m0 : ROWS;
-        for (int m = 0; m < rows; m += MR)
-            packs[a.dtype](a.at + (m0 + m) * a.stride[1], a.stride, t.K, rows - m < MR ? rows - m : MR, MR,
-                           packed + (size_t)m * (size_t)t.K);
+        if (!a_stays) packs[a.dtype](a.at + m0 * a.stride[1], a.stride, t.K, rows, MR, packed);
         int vectors;
         for (int n0 = 0; n0 < b.n; n0 += vectors * LANES) {
             int left = b.n - n0;
@@ -270,16 +338,23 @@ void nki_mm_run(const nki_mm *k, const char *stationary, const char *moving, cha
             t.cols = left < width ? left : width;
             t.b = b.at + n0 * b.stride[1];
             t.b_step = b.stride[0];
-            if (!in_place || t.cols < width || rows > DIRECT * MR) {
+            const kernel_fn *kernels = vectors == 1 ? one : vectors == NR ? some : wide;
+            kernel_fn leader = vectors == NR && t.cols == width && rows >= MR && !b_stays ? first : NULL;
+            if (!leader && !(b_stays && t.cols == width)) {
                 packs[b.dtype](t.b, b.stride, t.K, t.cols, width, panel);
                 t.b = (const char *)panel;
                 t.b_step = width * 4;
             }
-            const kernel_fn *kernels = vectors == 1 ? one : vectors == NR ? some : wide;
             for (int m = 0; m < rows; m += MR) {
-                t.a = packed + (size_t)m * (size_t)t.K;
+                t.a = a_stays ? a.at + (m0 + m) * 4 : (const char *)(packed + (size_t)m * (size_t)t.K);
                 t.d = dst + (m0 + m) * t.row + n0 * t.col;
-                kernels[rows - m < MR ? rows - m : MR](&t);
+                if (m == 0 && leader) {
+                    leader(&t);
+                    t.b = (const char *)panel;
+                    t.b_step = width * 4;
+                } else {
+                    kernels[rows - m < MR ? rows - m : MR](&t);
+                }
             }
         }
     }
