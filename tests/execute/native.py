@@ -76,8 +76,10 @@ def assert_same(got: np.ndarray, want: np.ndarray, what: Any = "") -> None:
             differ &= ~(np.isnan(got.astype(np.float32)) & np.isnan(want.astype(np.float32)))
     if differ.any():
         at = np.argwhere(differ)[:5]
-        raise AssertionError(f"{what}: {differ.sum()} of {differ.size} differ, at {at.tolist()}: "
-                             f"{[got[tuple(i)] for i in at]} for {[want[tuple(i)] for i in at]}")  # fmt: skip
+        raise AssertionError(
+            f"{what}: {differ.sum()} of {differ.size} differ, at {at.tolist()}: "
+            f"{[got[tuple(i)] for i in at]} for {[want[tuple(i)] for i in at]}"
+        )
 
 
 def random_bits(n: int, seed: int = 0) -> np.ndarray:

@@ -61,12 +61,16 @@ def test_strides(lib, dims, n):
     for (xa, a), (xb, b), dtype in itertools.product(views().items(), views().items(), ("float32", "bfloat16", "uint8")):
         x, out = a(n, STORAGE[dtype]), b(n, STORAGE["float16"])
         x[...] = random(x.shape, dtype)
-        run(lib, *dims, [(False, [uop(L, 0, 0), uop(abi.FUNC, 1, 0, fn="multiply", imm=1.5), uop(S, 1, 1)])], [(x, dtype), (out, "float16")])
+        run(
+            lib, *dims, [(False, [uop(L, 0, 0), uop(abi.FUNC, 1, 0, fn="multiply", imm=1.5), uop(S, 1, 1)])], [(x, dtype), (out, "float16")]
+        )
         want = dtypes.from_float32(dtypes.to_float32(x, dtype) * np.float32(1.5), "float16")
         native.assert_same(out, want, (xa, xb, dtype))
 
 
-@pytest.mark.parametrize("name", sorted(n for n, e in SCALAR.items() if e.arity == 2 and e.group in ("arithmetic", "comparison", "logical")))
+@pytest.mark.parametrize(
+    "name", sorted(n for n, e in SCALAR.items() if e.arity == 2 and e.group in ("arithmetic", "comparison", "logical"))
+)
 @np.errstate(all="ignore")
 def test_forms_of_operands(lib, name):
     """Two tiles, a tile and a number on either side, a tile and one value per row on either side, two numbers."""
@@ -83,7 +87,10 @@ def test_forms_of_operands(lib, name):
         "xc": ([uop(L, 0, 0), uop(L, 1, 2), uop(abi.FUNC, 2, 0, 1, fn=name)], fn(x, wide)),
         "cx": ([uop(L, 0, 0), uop(L, 1, 2), uop(abi.FUNC, 2, 1, 0, fn=name)], fn(wide, x)),
         "cc": ([uop(L, 1, 2), uop(abi.FUNC, 2, 1, 1, fn=name)], fn(wide, wide)),
-        "same register": ([uop(L, 0, 0), uop(L, 1, 1), uop(abi.FUNC, 0, 0, 1, fn=name), uop(abi.FUNC, 2, 0, 0, fn=name)], fn(fn(x, y), fn(x, y))),
+        "same register": (
+            [uop(L, 0, 0), uop(L, 1, 1), uop(abi.FUNC, 0, 0, 1, fn=name), uop(abi.FUNC, 2, 0, 0, fn=name)],
+            fn(fn(x, y), fn(x, y)),
+        ),
     }
     for what, (ops, want) in cases.items():
         out = np.zeros_like(x)
@@ -98,20 +105,57 @@ def test_in_place_and_what_reads_the_old_values(lib):
     x = random((3, 700))
     # x = x + 1, and z = old x * 2, which is computed after the store
     a, z = x.copy(), np.zeros_like(x)
-    run(lib, 0, 2, [(False, [uop(L, 0, 0), uop(abi.FUNC, 1, 0, fn="add", imm=1), uop(S, 0, 1), uop(abi.FUNC, 2, 0, fn="multiply", imm=2),
-                             uop(S, 1, 2)])], [(a, "float32"), (z, "float32")])  # fmt: skip
+    run(
+        lib,
+        0,
+        2,
+        [
+            (
+                False,
+                [uop(L, 0, 0), uop(abi.FUNC, 1, 0, fn="add", imm=1), uop(S, 0, 1), uop(abi.FUNC, 2, 0, fn="multiply", imm=2), uop(S, 1, 2)],
+            )
+        ],
+        [(a, "float32"), (z, "float32")],
+    )
     native.assert_same(a, x + 1)
     native.assert_same(z, x * 2)
     # the store comes after an operation that reads the old values
     a = x.copy()
-    run(lib, 0, 2, [(False, [uop(L, 0, 0), uop(abi.FUNC, 1, 0, fn="add", imm=1), uop(abi.FUNC, 2, 0, fn="multiply", imm=2), uop(S, 0, 1),
-                             uop(S, 1, 2)])], [(a, "float32"), (z, "float32")])  # fmt: skip
+    run(
+        lib,
+        0,
+        2,
+        [
+            (
+                False,
+                [uop(L, 0, 0), uop(abi.FUNC, 1, 0, fn="add", imm=1), uop(abi.FUNC, 2, 0, fn="multiply", imm=2), uop(S, 0, 1), uop(S, 1, 2)],
+            )
+        ],
+        [(a, "float32"), (z, "float32")],
+    )
     native.assert_same(a, x + 1)
     native.assert_same(z, x * 2)
     # one value goes to two tiles, and is read again after the stores
     a, b = np.zeros_like(x), np.zeros_like(x)
-    run(lib, 0, 2, [(False, [uop(L, 0, 0), uop(abi.FUNC, 1, 0, fn="add", imm=1), uop(S, 1, 1), uop(S, 2, 1), uop(abi.FUNC, 2, 1, 0, fn="add"),
-                             uop(S, 3, 2)])], [(x, "float32"), (a, "float32"), (b, "float32"), (z, "float32")])  # fmt: skip
+    run(
+        lib,
+        0,
+        2,
+        [
+            (
+                False,
+                [
+                    uop(L, 0, 0),
+                    uop(abi.FUNC, 1, 0, fn="add", imm=1),
+                    uop(S, 1, 1),
+                    uop(S, 2, 1),
+                    uop(abi.FUNC, 2, 1, 0, fn="add"),
+                    uop(S, 3, 2),
+                ],
+            )
+        ],
+        [(x, "float32"), (a, "float32"), (b, "float32"), (z, "float32")],
+    )
     native.assert_same(a, x + 1)
     native.assert_same(b, x + 1)
     native.assert_same(z, (x + 1) + x)
@@ -124,7 +168,13 @@ def test_in_place_and_what_reads_the_old_values(lib):
     # parts that overlap within a chunk: all of a chunk is read before any of it is written
     a = random((1, 200))
     old = a.copy()
-    run(lib, 0, 2, [(False, [uop(L, 0, 0), uop(abi.FUNC, 1, 0, fn="add", imm=1), uop(S, 1, 1)])], [(a[:, :-1], "float32"), (a[:, 1:], "float32")])
+    run(
+        lib,
+        0,
+        2,
+        [(False, [uop(L, 0, 0), uop(abi.FUNC, 1, 0, fn="add", imm=1), uop(S, 1, 1)])],
+        [(a[:, :-1], "float32"), (a[:, 1:], "float32")],
+    )
     native.assert_same(a, np.concatenate([old[:, :1], old[:, :-1] + 1], 1))
 
 
@@ -138,8 +188,13 @@ def test_masked_stores(lib, dtype, n):
         want = out.copy()
         stored = dtypes.from_float32(x, dtype)
         view(want)[...] = np.where(mask != 0, stored, view(want))
-        run(lib, 1 if name == "rows" else 0, 2 if name == "rows" else 3, [(False, [uop(L, 0, 0), uop(L, 1, 1), uop(S, 2, 0, c=1)])],
-            [(x, "float32"), (mask, "float32"), (view(out), dtype)])  # fmt: skip
+        run(
+            lib,
+            1 if name == "rows" else 0,
+            2 if name == "rows" else 3,
+            [(False, [uop(L, 0, 0), uop(L, 1, 1), uop(S, 2, 0, c=1)])],
+            [(x, "float32"), (mask, "float32"), (view(out), dtype)],
+        )
         native.assert_same(out, want, name)
     # a mask of one value per row
     out, column = np.array(dtypes.from_float32(np.zeros_like(x), dtype)), np.broadcast_to(mask[:, :1, :1], x.shape)
@@ -157,8 +212,17 @@ def test_predicates_indices_and_select(lib):
             value = base + sum(s * k for s, k in zip(stride, i))
             outs = [np.zeros(shape, np.float32) for _ in range(3)] + [np.zeros(shape, np.int32)]
             x = random(shape)
-            ops = [uop(abi.PRED, 0, 0), uop(S, 1, 0), uop(abi.INDEX, 1, 0), uop(S, 2, 1), uop(L, 2, 0), uop(abi.SELECT, 3, 2, 1, 0), uop(S, 3, 3),
-                   uop(abi.INDEX, 4, 0, 1), uop(abi.STORE_RAW, 4, 4)]  # fmt: skip
+            ops = [
+                uop(abi.PRED, 0, 0),
+                uop(S, 1, 0),
+                uop(abi.INDEX, 1, 0),
+                uop(S, 2, 1),
+                uop(L, 2, 0),
+                uop(abi.SELECT, 3, 2, 1, 0),
+                uop(S, 3, 3),
+                uop(abi.INDEX, 4, 0, 1),
+                uop(abi.STORE_RAW, 4, 4),
+            ]
             tiles = [(x, "float32"), *((o, "float32") for o in outs[:3]), (outs[3], "int32")]
             outer = int(rng.integers(0, 4))
             run(lib, outer, 3 - outer, [(False, ops)], tiles, preds=[stride], indices=[stride], bases=([base], [base]))
@@ -172,11 +236,27 @@ def test_predicates_indices_and_select(lib):
 def test_boxes(lib, inner):
     shape = (6, 9, 280)
     x, i = random(shape), np.indices(shape)
-    for lo, hi in [((0, 0, 0), shape), ((1, 2, 3), (5, 9, 279)), ((2, 3, 4), (3, 4, 5)), ((0, 4, 250), (6, 5, 280)), ((2, 2, 2), (2, 3, 3))]:
+    for lo, hi in [
+        ((0, 0, 0), shape),
+        ((1, 2, 3), (5, 9, 279)),
+        ((2, 3, 4), (3, 4, 5)),
+        ((0, 4, 250), (6, 5, 280)),
+        ((2, 2, 2), (2, 3, 3)),
+    ]:
         out = np.zeros(shape, np.float32)
         ops = [uop(L, 0, 0), uop(abi.PRED, 1, 0), uop(abi.INDEX, 2, 0), uop(abi.FUNC, 3, 0, 2, fn="add"), uop(S, 1, 3, c=1)]
-        run(lib, 3 - inner, inner, [(False, ops)], [(x, "float32"), (out, "float32")], preds=[(1, 1, -1)], indices=[(100, 0, 1)],
-            bases=([200], [-7]), lo=lo, hi=hi)  # fmt: skip
+        run(
+            lib,
+            3 - inner,
+            inner,
+            [(False, ops)],
+            [(x, "float32"), (out, "float32")],
+            preds=[(1, 1, -1)],
+            indices=[(100, 0, 1)],
+            bases=([200], [-7]),
+            lo=lo,
+            hi=hi,
+        )
         box = np.zeros(shape, bool)
         box[tuple(slice(a, b) for a, b in zip(lo, hi))] = True
         want = np.where(box & (200 + i[0] + i[1] - i[2] >= 0), x + (-7 + 100 * i[0] + i[2]).astype(np.float32), 0).astype(np.float32)
@@ -200,7 +280,9 @@ def test_bits(lib, dtype):
             ops = [uop(abi.LOAD_RAW, 0, 0), uop(abi.LOAD_RAW, 1, 1), op, uop(abi.STORE_RAW, 2, 2), uop(abi.STORE_RAW, 3, 2)]
             run(lib, 1, 1, [(False, ops)], [(x, dtype), (y, dtype), (out, dtype), (wide, "float32")])
             native.assert_same(out, want, name)
-            native.assert_same(wide.view(np.int32 if signed else np.uint32), want.astype(np.int32 if signed else np.uint32), "lanes are extended")
+            native.assert_same(
+                wide.view(np.int32 if signed else np.uint32), want.astype(np.int32 if signed else np.uint32), "lanes are extended"
+            )
 
 
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply"])
@@ -247,7 +329,10 @@ def test_fold_along_rows(lib, name):
     for n in (*range(1, 201), 256, 257, 1000, 4096, 5001):
         x, dtype = operand_of(name, (3, n), n)
         out = np.zeros((3, 1), x.dtype)
-        phases = [(False, [uop(abi.LOAD_RAW if raw else L, 0, 0), uop(abi.FOLD, 1, 0, fn=name)]), (True, [uop(abi.STORE_RAW if raw else S, 1, 1)])]
+        phases = [
+            (False, [uop(abi.LOAD_RAW if raw else L, 0, 0), uop(abi.FOLD, 1, 0, fn=name)]),
+            (True, [uop(abi.STORE_RAW if raw else S, 1, 1)]),
+        ]
         run(lib, 1, 1, phases, [(x, dtype), (np.broadcast_to(out, x.shape), dtype)])
         native.assert_same(out, reduce_free(x, name, 1, keepdims=True), (name, n))
 
@@ -259,7 +344,10 @@ def test_fold_over_several_dimensions(lib, name, shape):
     x, dtype = operand_of(name, shape)
     x = np.ascontiguousarray(x.transpose(0, 2, 1)).transpose(0, 2, 1)  # not contiguous
     out = np.zeros((shape[0], 1, 1), x.dtype)
-    phases = [(False, [uop(abi.LOAD_RAW if raw else L, 0, 0), uop(abi.FOLD, 1, 0, fn=name)]), (True, [uop(abi.STORE_RAW if raw else S, 1, 1)])]
+    phases = [
+        (False, [uop(abi.LOAD_RAW if raw else L, 0, 0), uop(abi.FOLD, 1, 0, fn=name)]),
+        (True, [uop(abi.STORE_RAW if raw else S, 1, 1)]),
+    ]
     run(lib, 1, 2, phases, [(x, dtype), (np.broadcast_to(out, shape), dtype)])
     native.assert_same(out, reduce_free(x, name, (1, 2), keepdims=True), name)
 
@@ -278,7 +366,9 @@ def test_fold_of_a_constant_and_of_nothing(lib, name):
 
 def pfold(lib, x, dtype, name, out_dtype):
     out = np.zeros(x.shape[1], STORAGE[out_dtype])
-    k = abi.PartitionFold(*x.shape, (C.c_int64 * 2)(*x.strides), out.itemsize, abi.DTYPES[dtype], abi.DTYPES[out_dtype], abi.FUNCTIONS[name], 0)
+    k = abi.PartitionFold(
+        *x.shape, (C.c_int64 * 2)(*x.strides), out.itemsize, abi.DTYPES[dtype], abi.DTYPES[out_dtype], abi.FUNCTIONS[name], 0
+    )
     lib.nki_pfold_run(C.byref(k), native.pointer(x), native.pointer(out))
     return out
 
@@ -302,9 +392,21 @@ def test_fold_over_partitions(lib, name):
 def scan(lib, x, y, initial, op0, op1, reverse0=False, reverse1=False, dtypes_=("float32", "float32", "float32")):
     out = np.zeros(x.shape, STORAGE[dtypes_[2]])
     tile = isinstance(initial, np.ndarray)
-    k = abi.Scan(*x.shape, *((C.c_int64 * 2)(*a.strides) for a in (x, y, out)), initial.strides[0] if tile else 0,
-                 *(abi.DTYPES[d] for d in dtypes_), 0, abi.FUNCTIONS[op0], abi.FUNCTIONS[op1], int(reverse0), int(reverse1), int(tile), 0,
-                 0.0 if tile else initial, 0)  # fmt: skip
+    k = abi.Scan(
+        *x.shape,
+        *((C.c_int64 * 2)(*a.strides) for a in (x, y, out)),
+        initial.strides[0] if tile else 0,
+        *(abi.DTYPES[d] for d in dtypes_),
+        0,
+        abi.FUNCTIONS[op0],
+        abi.FUNCTIONS[op1],
+        int(reverse0),
+        int(reverse1),
+        int(tile),
+        0,
+        0.0 if tile else initial,
+        0,
+    )
     lib.nki_scan_run(C.byref(k), native.pointer(x), native.pointer(y), native.pointer(initial if tile else x), native.pointer(out))
     return out
 
@@ -315,7 +417,9 @@ SCANNED = ["add", "subtract", "multiply", "maximum", "minimum", "divide", "logic
 @pytest.mark.parametrize("op0", SCANNED)
 @np.errstate(all="ignore")
 def test_scans(lib, op0):
-    for op1, (r0, r1), (rows, n) in itertools.product(SCANNED, itertools.product((False, True), repeat=2), [(3, 5), (8, 256), (13, 300), (1, 1)]):
+    for op1, (r0, r1), (rows, n) in itertools.product(
+        SCANNED, itertools.product((False, True), repeat=2), [(3, 5), (8, 256), (13, 300), (1, 1)]
+    ):
         x, y = random((rows, n)) / 3, random((rows, n), seed=1)
         init = random((rows, 1), seed=2)
         for initial in (0.75, init):
@@ -341,7 +445,10 @@ def test_softmax(lib, shape, dtype):
     phases = [
         (False, [uop(L, 0, 0), uop(abi.FOLD, 1, 0, fn="maximum")]),
         (True, [uop(abi.FUNC, 2, 1, fn="negative")]),
-        (False, [uop(L, 0, 0), uop(abi.FUNC, 0, 0, 2, fn="add"), uop(abi.FUNC, 0, 0, fn="exp"), uop(S, 1, 0), uop(abi.FOLD, 3, 0, fn="add")]),
+        (
+            False,
+            [uop(L, 0, 0), uop(abi.FUNC, 0, 0, 2, fn="add"), uop(abi.FUNC, 0, 0, fn="exp"), uop(S, 1, 0), uop(abi.FOLD, 3, 0, fn="add")],
+        ),
         (True, [uop(abi.FUNC, 4, 3, fn="reciprocal"), uop(S, 2, 3)]),
         (False, [uop(L, 0, 1), uop(abi.FUNC, 0, 0, 4, fn="multiply"), uop(S, 1, 0)]),
     ]

@@ -13,10 +13,65 @@ from tests.execute import native
 
 LOW_PRECISION = [name for name in abi.DTYPES if STORAGE[name].itemsize <= 2]
 SPECIAL = np.array(
-    [0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 2, -2, 3, -3, 0.5, -0.5, 1.5, 2.5, 1e-45, -1e-45, 1.1754944e-38, 3.4028235e38, -3.4028235e38,
-     2.0**23, 2.0**23 + 1, 2.0**24, 2.0**31, -(2.0**31), 2.0**31 - 128, 2.0**32, 2.0**32 - 256, 127.5, 128.5, 255.5, -128.5, 32767.5, 65535.5,
-     88.72, 88.73, -87.33, -87.34, -103.97, -103.98, -104, -105, 240, 248, 256, 448, 464, 480, 57344, 61440, 65504, 65520, 3.1415927, 1e6, 1e22],
-    np.float32)  # fmt: skip
+    [
+        0.0,
+        -0.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1,
+        -1,
+        2,
+        -2,
+        3,
+        -3,
+        0.5,
+        -0.5,
+        1.5,
+        2.5,
+        1e-45,
+        -1e-45,
+        1.1754944e-38,
+        3.4028235e38,
+        -3.4028235e38,
+        2.0**23,
+        2.0**23 + 1,
+        2.0**24,
+        2.0**31,
+        -(2.0**31),
+        2.0**31 - 128,
+        2.0**32,
+        2.0**32 - 256,
+        127.5,
+        128.5,
+        255.5,
+        -128.5,
+        32767.5,
+        65535.5,
+        88.72,
+        88.73,
+        -87.33,
+        -87.34,
+        -103.97,
+        -103.98,
+        -104,
+        -105,
+        240,
+        248,
+        256,
+        448,
+        464,
+        480,
+        57344,
+        61440,
+        65504,
+        65520,
+        3.1415927,
+        1e6,
+        1e22,
+    ],
+    np.float32,
+)
 
 
 @pytest.fixture(params=native.LEVELS)
@@ -59,18 +114,34 @@ def test_float32_to_every_dtype(lib, name):
 # Largest error in units in the last place against float64, over the whole range of float32.
 ULP = {"exp": 1.0, "log": 0.8, "tanh": 1.4, "sin": 0.51, "cos": 0.51, "tan": 0.51, "arctan": 0.51, "power": 0.51, "softplus": 1.6}
 TRUTH = {
-    "exp": np.exp, "log": np.log, "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "tan": np.tan, "arctan": np.arctan, "power": np.power,
+    "exp": np.exp,
+    "log": np.log,
+    "tanh": np.tanh,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "arctan": np.arctan,
+    "power": np.power,
     "softplus": lambda x: np.logaddexp(0.0, x),
-}  # fmt: skip
+}
 # Compositions: (relative, absolute as a part of max(1, |x|)) against the NumPy side, which has the same formula with errors of its own in
 # exp and tanh. Where the formula cancels (1 + tanh for far negative operands), only the absolute bound says something.
 CLOSE = {
-    "sigmoid": (5e-7, 1e-38), "silu": (5e-7, 1e-37), "silu_dx": (2e-6, 3e-7), "mish": (1e-6, 1e-37), "erf": (1.2e-7, 0), "erf_dx": (5e-7, 1e-44),
-    "gelu": (1.2e-7, 1e-44), "gelu_dx": (1.2e-7, 3e-8), "gelu_apprx_tanh": (5e-7, 1.2e-7), "gelu_apprx_sigmoid": (5e-7, 1e-37),
-}  # fmt: skip
+    "sigmoid": (5e-7, 1e-38),
+    "silu": (5e-7, 1e-37),
+    "silu_dx": (2e-6, 3e-7),
+    "mish": (1e-6, 1e-37),
+    "erf": (1.2e-7, 0),
+    "erf_dx": (5e-7, 1e-44),
+    "gelu": (1.2e-7, 1e-44),
+    "gelu_dx": (1.2e-7, 3e-8),
+    "gelu_apprx_tanh": (5e-7, 1.2e-7),
+    "gelu_apprx_sigmoid": (5e-7, 1e-37),
+}
 EXACT = sorted(n for n, e in SCALAR.items() if n not in ULP and n not in CLOSE and e.group != "bitvec")
 
 
+@np.errstate(all="ignore")
 def operands(arity: int, seed: int = 0) -> tuple[np.ndarray, ...]:
     """More than a million of each kind: random bits, usual magnitudes, integers, and all pairs of special values."""
     rng = np.random.default_rng(seed)
@@ -126,7 +197,12 @@ def test_compositions(name):
     relative, absolute = CLOSE[name]
     g, w = got[finite].astype(np.float64), want[finite].astype(np.float64)
     bound = relative * np.abs(w) + absolute * np.clip(np.abs(x[finite]), 1, 1e30) + 1.5e-45
-    assert (np.abs(g - w) <= bound).all(), (name, x[finite][np.abs(g - w) > bound][:5], g[np.abs(g - w) > bound][:5], w[np.abs(g - w) > bound][:5])
+    assert (np.abs(g - w) <= bound).all(), (
+        name,
+        x[finite][np.abs(g - w) > bound][:5],
+        g[np.abs(g - w) > bound][:5],
+        w[np.abs(g - w) > bound][:5],
+    )
 
 
 @pytest.mark.parametrize("name", sorted(n for n, e in SCALAR.items() if e.group != "bitvec"))

@@ -24,7 +24,7 @@ LOAD, LOAD_RAW, STORE, STORE_RAW, CONST, FUNC, SELECT, PRED, INDEX, FOLD, ROUND,
 class Uop(C.Structure):
     """One vector operation."""
 
-    _fields_ = [(n, C.c_int32) for n in ("code", "fn", "d", "a", "b", "c")] + [("imm", C.c_float), ("pad", C.c_int32)]
+    _fields_ = [(n, C.c_int32) for n in ("code", "fn", "d", "a", "b", "c")] + [("imm", C.c_float), ("pad", C.c_int32)]  # type: ignore[assignment]
 
 
 class Phase(C.Structure):
@@ -79,7 +79,7 @@ class Scan(C.Structure):
     """A scan along rows."""
 
     _fields_ = (
-        [("rows", C.c_int64), ("n", C.c_int64)]
+        [("rows", C.c_int64), ("n", C.c_int64)]  # type: ignore[assignment]
         + [(n, C.c_int64 * 2) for n in ("x_stride", "y_stride", "d_stride")]
         + [("i_stride", C.c_int64)]
         + [(n, C.c_int32) for n in ("x_dtype", "y_dtype", "d_dtype", "i_dtype", "op0", "op1", "reverse0", "reverse1")]
@@ -90,7 +90,7 @@ class Scan(C.Structure):
 class PartitionFold(C.Structure):
     """A fold over the partitions."""
 
-    _fields_ = [("p", C.c_int64), ("f", C.c_int64), ("x_stride", C.c_int64 * 2), ("d_stride", C.c_int64)] + [
+    _fields_ = [("p", C.c_int64), ("f", C.c_int64), ("x_stride", C.c_int64 * 2), ("d_stride", C.c_int64)] + [  # type: ignore[assignment]
         (n, C.c_int32) for n in ("x_dtype", "d_dtype", "fn", "pad")
     ]
 

@@ -81,25 +81,6 @@ static const float *lanes(const run *r, int slot, int n, int spare) {
     return d;
 }
 
-/* Elements where mask is not 0. */
-static void put_some(char *d, int64_t stride, int size, const char *s, const float *mask, int n) {
-#define PUT(T)                                                                                                         \
-    if (stride == (int64_t)sizeof(T)) {                                                                                \
-        T *p = (T *)d;                                                                                                 \
-        NKI_IVDEP for (int i = 0; i < n; i++) if (mask[i] != 0.0f) p[i] = ((const T *)s)[i];                           \
-    } else {                                                                                                           \
-        for (int i = 0; i < n; i++)                                                                                    \
-            if (mask[i] != 0.0f) *(T *)(d + i * stride) = ((const T *)s)[i];                                           \
-    }
-    if (size == 4) {
-        PUT(nki_i32a)
-    } else if (size == 2) {
-        PUT(nki_i16a)
-    } else {
-        PUT(nki_i8a)
-    }
-}
-
 static void store(const run *r, const op *o, const chunk *c) {
     const nki_tile *t = &r->k->tiles[o->tile];
     const nki_type *type = &nki_types[t->dtype];
@@ -128,7 +109,7 @@ static void store(const run *r, const op *o, const chunk *c) {
         f((char *)(r->spare + NKI_CHUNK), type->size, a, n);
         s = (const char *)(r->spare + NKI_CHUNK);
     }
-    for (int i = 0; i < m; i++) put_some(d + i * sm, sl, type->size, s + i * l * type->size, r->slot[o->c] + i * l, l);
+    for (int i = 0; i < m; i++) nki_put_some(d + i * sm, sl, type->size, s + i * l * type->size, r->slot[o->c] + i * l, l);
 }
 
 static int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a - 1) / b + 1 : -(-a / b); } /* b > 0 */
@@ -161,45 +142,6 @@ static void index_values(const run *r, const op *o, const chunk *c, float *d) {
             for (int j = 0; j < c->l; j++) q[j] = (int32_t)((uint32_t)v + (uint32_t)j * (uint32_t)s);
         else
             for (int j = 0; j < c->l; j++) d[j] = (float)(int32_t)((uint32_t)v + (uint32_t)j * (uint32_t)s);
-    }
-}
-
-static void exact(const op *o, float *dst, const float *left, const float *right, int n) {
-    static const int64_t low[NKI_DTYPES] = {[NKI_I32] = INT32_MIN, [NKI_I16] = INT16_MIN, [NKI_I8] = INT8_MIN};
-    static const int64_t high[NKI_DTYPES] = {[NKI_I32] = INT32_MAX, [NKI_U32] = UINT32_MAX, [NKI_I16] = INT16_MAX,
-                                             [NKI_U16] = UINT16_MAX, [NKI_I8] = INT8_MAX, [NKI_U8] = UINT8_MAX};
-    const nki_u32a *a = (const nki_u32a *)left, *b = (const nki_u32a *)right;
-    nki_i32a *d = (nki_i32a *)dst;
-    for (int i = 0; i < n; i++) {
-        const int64_t x = o->sign & 1 ? (int64_t)(int32_t)a[i] : (int64_t)a[i];
-        const int64_t y = o->sign & 2 ? (int64_t)(int32_t)b[i] : (int64_t)b[i];
-        int64_t v;
-        int huge = 0; /* the product of two unsigned numbers may have all 64 bits */
-        switch (o->fn) {
-        case NKI_FN_ADD: v = x + y; break;
-        case NKI_FN_SUBTRACT: v = x - y; break;
-        case NKI_FN_MAXIMUM: v = x > y ? x : y; break;
-        case NKI_FN_MINIMUM: v = x < y ? x : y; break;
-        default:
-            v = (int64_t)((uint64_t)x * (uint64_t)y);
-            huge = !(o->sign & 3) && v < 0;
-            break;
-        }
-        if (o->dtype < NKI_I32)
-            dst[i] = huge ? (float)(uint64_t)v : (float)v;
-        else if (o->dtype == NKI_BOOL)
-            d[i] = v != 0;
-        else
-            d[i] = (int32_t)(huge || v > high[o->dtype] ? high[o->dtype] : (v < low[o->dtype] ? low[o->dtype] : v));
-    }
-}
-
-static void choose(float *dst, const float *yes, const float *no, const float *mask, int n) {
-    nki_i32a *d = (nki_i32a *)dst;
-    const nki_i32a *a = (const nki_i32a *)yes, *b = (const nki_i32a *)no;
-    NKI_IVDEP for (int i = 0; i < n; i++) {
-        int32_t x = a[i], y = b[i];
-        d[i] = mask[i] != 0.0f ? x : y;
     }
 }
 
@@ -242,7 +184,7 @@ static void step(const run *r, const op *o, const chunk *c) {
         } else
             function(r, o, d, n);
         break;
-    case NKI_SELECT: choose(d, lanes(r, o->a, n, 0), lanes(r, o->b, n, 1), lanes(r, o->c, n, 2), n); break;
+    case NKI_SELECT: nki_choose(d, lanes(r, o->a, n, 0), lanes(r, o->b, n, 1), lanes(r, o->c, n, 2), n); break;
     case NKI_PRED: predicate(r, o, c, d); break;
     case NKI_INDEX: index_values(r, o, c, d); break;
     case NKI_FOLD:
@@ -255,7 +197,7 @@ static void step(const run *r, const op *o, const chunk *c) {
         nki_types[o->dtype].store((char *)(r->spare + 3 * NKI_CHUNK), nki_types[o->dtype].size, lanes(r, o->a, n, 0), n);
         nki_types[o->dtype].load(d, (const char *)(r->spare + 3 * NKI_CHUNK), nki_types[o->dtype].size, n);
         break;
-    case NKI_EXACT: exact(o, d, lanes(r, o->a, n, 0), lanes(r, o->b, n, 1), n); break;
+    case NKI_EXACT: nki_exact_run(o->fn, o->dtype, o->sign, d, lanes(r, o->a, n, 0), lanes(r, o->b, n, 1), n); break;
     }
 }
 

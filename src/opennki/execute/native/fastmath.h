@@ -22,6 +22,9 @@ static inline double nki_double(int64_t u) {
 #define NKI_MAGIC 0x1.8p23f  /* adding it leaves the nearest integer in the low bits */
 #define NKI_MAGIC64 0x1.8p52
 #define NKI_LN2 0x1.62e42fefa39efp-1
+static inline double nki_power_of_two(double t) { /* 2^n of t = n + NKI_MAGIC64; anything where t is NaN */
+    return nki_double((int64_t)(((uint64_t)nki_bits64(t) - 0x4338000000000000u + 1023) << 52));
+}
 
 /* ---- float32 -------------------------------------------------------------------------------------------------- */
 static inline float nki_expf(float x) {
@@ -94,13 +97,14 @@ static inline double nki_expm_kernel(double r) { /* exp(r), |r| <= ln(2)/2 */
     return p * r + 1.0;
 }
 
-/* For float64 formulas that are rounded to float32: right in -700 .. 700, 0 below. */
+/* For float64 formulas that are rounded to float32: right in -700 .. 700, tiny below, and 0 from where
+ * float64 has nothing left, as signs of zeros tell the two apart. */
 static inline double nki_exp64(double x) {
     double c = x < -700.0 ? -700.0 : (x > 700.0 ? 700.0 : x);
     double t = c * 0x1.71547652b82fep+0 + NKI_MAGIC64, n = t - NKI_MAGIC64;
     double r = (c - n * 0x1.62e42feep-1) - n * 0x1.a39ef35793c76p-33;
-    double y = nki_expm_kernel(r) * nki_double((nki_bits64(t) - nki_bits64(NKI_MAGIC64) + 1023) << 52);
-    return x < -700.0 ? 0.0 : y;
+    double y = nki_expm_kernel(r) * nki_power_of_two(t);
+    return x < -745.1332191019412 ? 0.0 : y;
 }
 
 /* Natural logarithm of a positive normal float64; *e: the exponent, to which the result is to be added times ln 2. */
@@ -140,7 +144,7 @@ static inline float nki_powf(float a, float b) {
     double t = (double)b * l;
     t = t < -200.0 ? -200.0 : (t > 200.0 ? 200.0 : t);
     double s = t + NKI_MAGIC64, n = s - NKI_MAGIC64;
-    e = (float)(nki_expm_kernel((t - n) * NKI_LN2) * nki_double((nki_bits64(s) - nki_bits64(NKI_MAGIC64) + 1023) << 52));
+    e = (float)(nki_expm_kernel((t - n) * NKI_LN2) * nki_power_of_two(s));
     r = edge ? (((m == 0.0f) != (b < 0.0f)) ? 0.0f : INFINITY) : e;
     /* integers have no fraction, odd ones one in their half */
     float half = 0.5f * y, whole = nki_rint(y), whole_half = nki_rint(half);

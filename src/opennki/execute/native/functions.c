@@ -96,39 +96,6 @@ const nki_two nki_functions2[NKI_FUNCTIONS] = {NKI_EACH_2(ROW2)[NKI_FN_FMOD] = {
                                                [NKI_FN_MOD] = {cvv_mod, cvs_mod, csv_mod, c1_mod}};
 #pragma GCC diagnostic pop
 
-/* ---- bits ------------------------------------------------------------------------------------------------------ */
-int nki_on_bits(int fn) {
-    return fn == NKI_FN_BITWISE_AND || fn == NKI_FN_BITWISE_OR || fn == NKI_FN_BITWISE_XOR || fn == NKI_FN_INVERT ||
-           fn == NKI_FN_LEFT_SHIFT || fn == NKI_FN_RIGHT_SHIFT;
-}
-
-#define BITS(e)                                                                                                        \
-    NKI_IVDEP for (int i = 0; i < n; i++) {                                                                            \
-        uint32_t x = (uint32_t)a[i], y = (uint32_t)b[i];                                                               \
-        (void)y;                                                                                                       \
-        d[i] = (int32_t)(e);                                                                                           \
-    }
-void nki_bits_run(int fn, int width, int sign, int32_t *dst, const int32_t *left, const int32_t *right, int n) {
-    nki_i32a *d = (nki_i32a *)dst;
-    const nki_i32a *a = (const nki_i32a *)left, *b = (const nki_i32a *)right;
-    const uint32_t mask = width == 32 ? ~0u : (1u << width) - 1, w = (uint32_t)width;
-    switch (fn) {
-    case NKI_FN_BITWISE_AND: BITS(x & y) break;
-    case NKI_FN_BITWISE_OR: BITS(x | y) break;
-    case NKI_FN_BITWISE_XOR: BITS(x ^ y) break;
-    case NKI_FN_INVERT: b = a; BITS(~x) break;
-    case NKI_FN_LEFT_SHIFT: BITS((y & mask) < w ? x << (y & 31) : 0) break;
-    default: BITS((y & mask) < w ? (x & mask) >> (y & 31) : 0) break;
-    }
-    if (width == 32) return;
-    const int up = 32 - width;
-    if (sign) {
-        for (int i = 0; i < n; i++) d[i] = (int32_t)((uint32_t)d[i] << up) >> up;
-    } else {
-        for (int i = 0; i < n; i++) d[i] = (int32_t)((uint32_t)d[i] & mask);
-    }
-}
-
 /* ---- calls of single functions, for tests ----------------------------------------------------------------------- */
 void nki_call1(int fn, float *d, const float *a, int64_t n) {
     for (int64_t i = 0; i < n; i += NKI_CHUNK)

@@ -28,6 +28,13 @@ int nki_on_bits(int fn);
 /* A function on bits; b is not read for invert. Lanes of `width` bits are extended with their sign, or with zeros. */
 void nki_bits_run(int fn, int width, int sign, int32_t *d, const int32_t *a, const int32_t *b, int n);
 
+/* a fn b in 64 bits, saturated; the fields of NKI_EXACT. */
+void nki_exact_run(int fn, int dtype, int sign, float *d, const float *a, const float *b, int n);
+/* The bits of `yes` where mask is not 0, else those of `no`. */
+void nki_choose(float *d, const float *yes, const float *no, const float *mask, int n);
+/* Elements of `size` bytes, with `stride` bytes between those of d, where mask is not 0. */
+void nki_put_some(char *d, int64_t stride, int size, const char *s, const float *mask, int n);
+
 /* ---- folds: 32 lanes and a tree ---- */
 typedef struct {
     float lanes[NKI_LANES] __attribute__((aligned(64)));
