@@ -18,6 +18,7 @@ os.environ.setdefault("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import ml_dtypes
+
 import opennki.dropin  # noqa: F401  isort: skip
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
@@ -169,9 +170,9 @@ def main():
             continue
         plan = Prepared(ir, "off", tape=made.tape, native=lambda tape, e=executor: e.run)
         outs = [np.zeros(o.shape, dtypes.storage(o.dtype)) for o in ir.outputs]
-        runs = {"native": lambda p=plan, o=outs: p.run(arrays, o), "limit": limit}
+        runs = {"native": lambda p=plan, a=arrays, o=outs: p.run(a, o), "limit": limit}
         if args.interpreter:
-            runs["interpreter"] = lambda p=made, o=outs: p.run(arrays, o)
+            runs["interpreter"] = lambda p=made, a=arrays, o=outs: p.run(a, o)
         times = {n: [] for n in runs}
         with threadpool_limits(1):
             for r in range(args.rounds + 2):

@@ -144,12 +144,12 @@ def _special(program: Program, out: Sym, value: Sym) -> Made | None:
     if value.kind == "pfold":
         (x,) = value.args
         p, f = x.shape[0], prod(x.shape[1:])
-        what = abi.PartitionFold()
-        what.p, what.f = p, f
-        what.x_stride[:] = list(strides_of(x.shape, x.strides, (p, f)))
-        what.d_stride = strides_of(out.shape, out.strides, (f,))[0]
-        what.x_dtype, what.d_dtype, what.fn = program.dtype(x.source), program.dtype(out.source), abi.FUNCTIONS[value.name]
-        return abi.K_PFOLD, what, [x.source, out.source], x.shape
+        down = abi.PartitionFold()
+        down.p, down.f = p, f
+        down.x_stride[:] = list(strides_of(x.shape, x.strides, (p, f)))
+        down.d_stride = strides_of(out.shape, out.strides, (f,))[0]
+        down.x_dtype, down.d_dtype, down.fn = program.dtype(x.source), program.dtype(out.source), abi.FUNCTIONS[value.name]
+        return abi.K_PFOLD, down, [x.source, out.source], x.shape
     return None
 
 

@@ -83,7 +83,7 @@ class Sym:
         wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         sizes = [int(n) for n in wanted]
         if -1 in sizes:
-            sizes[sizes.index(-1)] = self.size // max(1, -prod(sizes))
+            sizes[sizes.index(-1)] = self.size // max(1, abs(prod(sizes)))
         return reshaped(self, tuple(sizes))
 
     def ravel(self) -> Sym:
@@ -173,7 +173,7 @@ for _method, _function in {
     setattr(Sym, f"__{_method}__", _binary(_function))
     if _method in ("add", "sub", "mul", "truediv", "mod", "pow"):
         setattr(Sym, f"__r{_method}__", _binary(_function, True))
-Sym.__neg__ = lambda self: call("negative", self)  # type: ignore[attr-defined]
+Sym.__neg__ = lambda self: call("negative", self)  # type: ignore[attr-defined,operator]
 Sym.__abs__ = lambda self: call("abs", self)  # type: ignore[attr-defined]
 Sym.__hash__ = object.__hash__  # type: ignore[method-assign]
 
@@ -181,7 +181,8 @@ _UFUNCS = {
     getattr(np, ufunc): name
     for ufunc, name in {
         "add": "add", "subtract": "subtract", "multiply": "multiply", "divide": "divide", "maximum": "maximum", "minimum": "minimum",
-        "negative": "negative", "absolute": "abs", "sqrt": "sqrt", "exp": "exp", "log": "log", "square": "square", "reciprocal": "reciprocal",
+        "negative": "negative", "absolute": "abs", "sqrt": "sqrt", "exp": "exp", "log": "log", "square": "square",
+        "reciprocal": "reciprocal",
         "equal": "equal", "not_equal": "not_equal", "greater": "greater", "greater_equal": "greater_equal", "less": "less",
         "less_equal": "less_equal", "power": "power", "tanh": "tanh", "sin": "sin", "cos": "cos", "floor": "floor", "ceil": "ceil",
         "trunc": "trunc", "logical_and": "logical_and", "logical_or": "logical_or", "logical_not": "logical_not",

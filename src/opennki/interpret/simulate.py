@@ -43,7 +43,8 @@ def commit(pairs: list[tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def simulate(kernel: Kernel, arrays: list[np.ndarray], checks: Checks, *, seed: int = 0, out: Any = None, order: str = "program",
-             tape: Tape | None = None, progress: Callable[[int, int], None] | None = None, native: Any = None) -> tuple[list[np.ndarray], list[np.ndarray]]:
+             tape: Tape | None = None, progress: Callable[[int, int], None] | None = None,
+             native: Any = None) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Run a kernel. Returns (outputs, new values of the written inputs); the caller's arrays are never touched.
 
     `progress(done, total)` counts programs, or the iterations of the outermost loops where there is one program. `order` of the programs of
