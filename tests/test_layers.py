@@ -18,6 +18,7 @@ LAYERS = (
     ("lang",),
     ("trace",),
     ("interpret",),
+    ("execute",),
     ("kernels",),
     ("bind",),
     ("dialects",),

@@ -145,6 +145,12 @@ class Settings:
     call_checks: Checks = _setting(
         "OPENNKI_CALL_CHECKS", _choice("full", "fast", "off"), default="fast",
         doc="Checks of kernels that a framework's program calls on the CPU: full, fast or off as for OPENNKI_CHECKS.")
+    executor: Literal["auto", "native", "interpreter"] = _setting(
+        "OPENNKI_EXECUTOR", _choice("auto", "native", "interpreter"), default="auto",
+        doc="What runs kernels without full checks: auto = native code where there is a C compiler, else the interpreter.")
+    cpu_level: str | None = _setting(
+        "OPENNKI_CPU_LEVEL", _choice("v1", "v3", "v4", "v8"), default=None, shown="the best that this CPU has",
+        doc="Level of x86-64 (or v8 for ARM) that native code is compiled for at most.")
     jax_inline: bool = _setting(
         "OPENNKI_JAX_INLINE", _flag(), default=False,
         doc="JAX: expand kernels into the program instead of calling them (cpu, gpu, tpu).")

@@ -4,6 +4,8 @@ instructions.
 
 from __future__ import annotations
 
+import copy
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from opennki.dialects.neuronxcc import language as nl
 from opennki.errors import NkiError
 from opennki.ir.nodes import Instr, statements
 from opennki.kernels.entry import jit
+from tests.execute.agree import both
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FP16, FP32 = np.dtype(np.float16), np.dtype(np.float32)
@@ -25,9 +28,14 @@ def kernel_of(fn, target="trn1", **kwargs):
 
 
 def run(fn, *args, target="trn1", grid=None, **options):
-    """Run a kernel function on the interpreter with every check on."""
+    """Run a kernel function on the interpreter with every check on, and then by native code, which must agree."""
     kernel = kernel_of(fn, target)
-    return (kernel if grid is None else kernel[grid]).simulate(*args, checks="full", **options)
+    kernel = kernel if grid is None else kernel[grid]
+    before = copy.deepcopy(args)
+    result = kernel.simulate(*args, checks="full", **options)
+    if not options:
+        both(*kernel.specialize_and_call(before, {}))
+    return result
 
 
 def tiles(fn, *arrays, target="trn1", out_dtype=None):

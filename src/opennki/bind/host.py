@@ -17,6 +17,7 @@ import numpy as np
 
 from opennki import settings
 from opennki.errors import UNKNOWN, NkiError, NkiParseError, NkiTypeError, NkiValueError
+from opennki.execute.executor import native
 from opennki.interpret.prepared import Prepared
 from opennki.ir.verify import verify
 from opennki.isa import dtypes
@@ -68,7 +69,7 @@ class HostKernel:
                 plan = self.plans.get(key)
                 if plan is None:
                     with legal(self.payload):
-                        made = Prepared(self.payload.kernel, current.call_checks)
+                        made = Prepared(self.payload.kernel, current.call_checks, native=native)
                     self.fits(made)
                     if len(self.plans) >= MAX_PLANS:
                         self.plans.clear()

@@ -184,6 +184,7 @@ class Tape:
         self.watched = {s.var for group in self.suspects.values() for s in group}
         self.layout = Layout()
         self.steps: list[Any] = []
+        self.by_instr: dict[Instr, Any] = {}
         unset = unproven(kernel)
         self.unset_reads = unset
         self.unset = unset | {o.alloc for o in kernel.outputs}
@@ -258,6 +259,7 @@ class Tape:
             self.steps.append(waiting_step(plan))
         else:
             self.steps.append(compile_step(plan))
+        self.by_instr[instr] = self.steps[-1]
 
     def _for(self, loop: For, ranges: dict[Var, Range]) -> None:
         slot, trips = self.layout.var(loop.var), loop.trips

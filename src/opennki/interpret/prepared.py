@@ -34,7 +34,9 @@ class Prepared:
     `opennki.interpret.checks`); a `Checks` object will do.
     """
 
-    def __init__(self, kernel: Kernel, level: Any = "fast", tape: Tape | None = None) -> None:
+    def __init__(self, kernel: Kernel, level: Any = "fast", tape: Tape | None = None,
+                 native: Callable[[Tape], Callable[[Instance], None] | None] | None = None) -> None:
+        """`native(tape)`: what runs a program in the place of the interpreter, or None where it cannot (`opennki.execute`)."""
         self.kernel = kernel
         self.checks = Checks.of(level)
         self.tape = tape = tape if tape is not None else tape_of(kernel, self.checks)
@@ -67,6 +69,8 @@ class Prepared:
         self._report = None if "warn" in self._policy.values() else Reporter(self._policy)
         self._room = 0 if tape.frees else min(_MOST, KEPT // max(1, tape.own_bytes))
         self._idle: list[Instance] = []
+        found = native(tape) if native is not None else None
+        self._go: Callable[[Instance], Any] = found if found is not None else lambda machine: machine.run()
 
     def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], *, seed: int = 0, out: Any = None,
             order: str = "program", progress: Callable[[int, int], None] | None = None) -> None:
@@ -140,7 +144,7 @@ class Prepared:
             machine = self._machine()
             machine.begin(grid[0], shared, seed, report, out, owners)
             machine.progress = progress
-            machine.run()
+            machine.run() if progress is not None else self._go(machine)
             return [machine]
         numbers = ordered(order, total)
         done = 0
@@ -160,7 +164,7 @@ class Prepared:
             machines[0].begin(grid[number], shared, seed, report, out, owners)
             if total == 1:
                 machines[0].progress = progress
-            machines[0].run()
+            machines[0].run() if total == 1 and progress is not None else self._go(machines[0])
             step()
         return machines
 

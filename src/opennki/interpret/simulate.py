@@ -43,17 +43,18 @@ def commit(pairs: list[tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def simulate(kernel: Kernel, arrays: list[np.ndarray], checks: Checks, *, seed: int = 0, out: Any = None, order: str = "program",
-             tape: Tape | None = None, progress: Callable[[int, int], None] | None = None) -> tuple[list[np.ndarray], list[np.ndarray]]:
+             tape: Tape | None = None, progress: Callable[[int, int], None] | None = None,
+             native: Any = None) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Run a kernel. Returns (outputs, new values of the written inputs); the caller's arrays are never touched.
 
     `progress(done, total)` counts programs, or the iterations of the outermost loops where there is one program. `order` of the programs of
-    the grid is program (by number), reversed, or shuffle:<seed>. Raises NkiError at the user's line.
+    the grid is program (by number), reversed, or shuffle:<seed>. `native`: see `Prepared`. Raises NkiError at the user's line.
     """
     for alloc, array in zip(kernel.params, arrays, strict=True):
         if not isinstance(array, np.ndarray):
             raise NkiTypeError(f"argument {alloc.name!r} is {type(array).__name__}", rule="a simulated kernel takes NumPy arrays")
     check_written(kernel, arrays)
-    plan = Prepared(kernel, checks, tape)
+    plan = Prepared(kernel, checks, tape, native)
     inputs = [stored(array, alloc.dtype) for alloc, array in zip(kernel.params, arrays, strict=True)]
     places: list[Any] = [*kernel.outputs, *plan.extra]
     results = [np.empty(o.shape, dtypes.storage(o.dtype)) for o in places]

@@ -16,6 +16,7 @@ import numpy as np
 
 from opennki import settings
 from opennki.errors import NkiTypeError, make
+from opennki.execute.executor import native
 from opennki.interpret import simulate as sim
 from opennki.ir.build import maybe_current
 from opennki.ir.nodes import Kernel
@@ -183,6 +184,7 @@ class TraceKernel:
             order=order,
             tape=tape,
             progress=progress,
+            native=native if level.level != "full" else None,
         )
         return finish(kernel, arrays, outputs, news)
 

@@ -51,6 +51,10 @@ def machine() -> list[tuple[str, str]]:
             (line.split()[1] for line in meminfo.read_text().splitlines() if line.startswith("MemTotal")), ""
         )
         memory = f"{int(total) / 2**20:.1f} GiB" if total else memory
+    from opennki.execute.build import library
+
+    native = library()
+    executor = f"native, level {native.level}, {native.origin}" if native.lib is not None else f"interpreter: {native.origin}"
     affinity = getattr(os, "sched_getaffinity", None)
     usable = len(affinity(0)) if affinity else os.cpu_count() or 1
     return [
@@ -58,6 +62,7 @@ def machine() -> list[tuple[str, str]]:
         ("processor", model),
         ("cores", f"{usable} usable of {os.cpu_count()}"),
         ("memory", memory),
+        ("executor", executor),
     ]
 
 

@@ -1,0 +1,1 @@
+"""The native executor: kernels lowered to a tape that precompiled C runs."""

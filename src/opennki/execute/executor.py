@@ -1,0 +1,134 @@
+"""The executor: a planned kernel run by native code on the memory of an interpreter's instance."""
+
+from __future__ import annotations
+
+import ctypes as C
+from typing import Any
+
+from opennki import settings
+from opennki.errors import NkiError, make
+from opennki.execute import abi
+from opennki.execute.build import library
+from opennki.execute.instruction import Broken
+from opennki.execute.lower import Lowering, Native
+from opennki.execute.record import Unsupported
+from opennki.interpret.machine import Instance, Tape, blank
+from opennki.ir.nodes import Alloc
+from opennki.ir.verify import describe
+
+
+class Executor:
+    """Native code for one plan. `run` may be called from several threads, each with an instance of its own."""
+
+    def __init__(self, tape: Tape, lowering: Lowering, lib: C.CDLL) -> None:
+        self.tape, self.lowering, self.lib = tape, lowering, lib
+        self.native = Native(lowering)
+        self.steps = [step for _, step, _ in lowering.fallbacks]
+        lib.nki_tape_serial.restype = lib.nki_tape_loop.restype = C.c_int64
+        self._tape = C.byref(self.native.struct)
+        self._env = C.c_int64 * self.native.n_env
+        self._pointers = C.c_void_p * max(1, self.native.n_buffers)
+        self._idle: list[Instance] = []  # memory of further threads
+        # parts of the tape: (from, to, tensors that each thread has for itself or None for one thread)
+        self.parts: list[tuple[int, int, list[tuple[Alloc, int]] | None]] = []
+        at = 0
+        for start, (end, own) in sorted(lowering.parallel.items()):
+            if at < start:
+                self.parts.append((at, start, None))
+            self.parts.append((start, end, own))
+            at = end
+        if at < len(lowering.ops):
+            self.parts.append((at, len(lowering.ops), None))
+
+    def run(self, machine: Instance) -> None:
+        """Run a program to its end. Raises what the interpreter would raise."""
+        env = self._env(*machine.env[: self.native.n_env])
+        pointers = [None if b is None else b.__array_interface__["data"][0] for b in machine.buffers]
+        buffers = self._pointers(*pointers)
+        wrong = (C.c_int64 * 2)()
+        raised: list[BaseException] = []
+        steps, count = self.steps, len(machine.env)
+
+        def back(index: int) -> int:
+            try:
+                machine.env[:] = env[:count]
+                steps[index](machine)
+            except BaseException as exc:
+                raised.append(exc)
+                return 1
+            return 0
+
+        callback = abi.CALLBACK(back) if steps else abi.CALLBACK(0)
+        threads = settings.current().num_threads if self.lowering.parallel else 1
+        for start, end, own in self.parts:
+            if own is None or threads == 1:
+                error = self.lib.nki_tape_serial(self._tape, C.c_int64(start), C.c_int64(end), env, buffers, callback, wrong)
+            else:
+                error = self._loop(start, own, env, pointers, threads, wrong)
+            if raised:
+                raise raised[0]
+            if error > 0:
+                raise outside(self.lowering.broken[error - 1], wrong[0], wrong[1])
+
+    def _loop(self, start: int, own: list[tuple[Alloc, int]], env: Any, pointers: list[Any], threads: int, wrong: Any) -> int:
+        """Run a loop on several threads; the first one works on the memory of the program, the others on their own for what each
+        iteration makes anew."""
+        threads = min(threads, int(self.lowering.ops[start][4]), 64)
+        others = [self._idle.pop() if self._idle else Instance(self.tape) for _ in range(threads - 1)]
+        rows = list(pointers)
+        for other in others:
+            row = list(pointers)
+            for alloc, slot in own:
+                if other.used and alloc in self.tape.unset:
+                    blank(other.buffers[slot], alloc)
+                row[slot] = other.buffers[slot].__array_interface__["data"][0]
+            other.used = True
+            rows += row
+        table = (C.c_void_p * len(rows))(*rows)
+        envs = (C.c_int64 * (self.native.n_env * threads))(*(list(env) * threads))
+        error = self.lib.nki_tape_loop(self._tape, C.c_int64(start), envs, threads, table, wrong)
+        if len(self._idle) < threads:
+            self._idle += others
+        return int(error)
+
+
+def outside(broken: Broken, first: int, last: int) -> NkiError:
+    """The error of an index outside of its tensor."""
+    view = broken.view
+    size = view.access.view_shape[broken.axis]
+    return make(
+        "err_tensor_access_out_of_bound",
+        f"{view.what}: dimension {broken.axis} has {size} elements and is indexed from {first} to {last}",
+        loc=view.loc,
+        operand=describe(view.access),
+    )
+
+
+def executor_of(tape: Tape) -> Executor | None:
+    """Native code for a plan, None where the interpreter runs it: there is no library, the setting says so, or the plan keeps state of
+    elements (full checks), waits for other programs, or gives memory back while it runs."""
+    wanted = settings.current().executor
+    if wanted == "interpreter" or tape.tracked or tape.suspects or tape.suspends or tape.frees:
+        return None
+    lib = library().lib
+    if lib is None:
+        return None
+    try:
+        lowering = Lowering(tape)
+    except Unsupported:
+        return None
+    return Executor(tape, lowering, lib)
+
+
+def native(tape: Tape) -> Any:
+    """What runs a program of a plan natively, or None: what `interpret.prepared.Prepared` takes."""
+    executor = executor_of(tape)
+    return None if executor is None else executor.run
+
+
+def coverage(executor: Executor) -> dict[str, Any]:
+    """How much of a kernel is native: numbers of calls, and for each instruction that is not, the reasons."""
+    why: dict[str, set[str]] = {}
+    for instr, _, reason in executor.lowering.fallbacks:
+        why.setdefault(instr.op, set()).add(reason)
+    return {"native": len(executor.lowering.calls), "interpreted": len(executor.lowering.fallbacks), "why": why}

@@ -1,0 +1,104 @@
+"""Fusion: consecutive elementwise instructions as one native program."""
+
+from __future__ import annotations
+
+import dataclasses
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from opennki.execute import abi
+from opennki.execute.instruction import Call, Instruction
+from opennki.execute.record import Sym, Unsupported, strides_of
+from opennki.ir.nodes import Alloc, Instr
+
+if TYPE_CHECKING:
+    from opennki.execute.lower import Lowering
+
+MAX_GROUP = 12  # instructions that become one program
+
+
+class Group:
+    """Consecutive elementwise instructions as one program: what one of them stores is at hand for the next, and a tile that nobody else
+    reads is not stored at all."""
+
+    def __init__(self, lowering: Lowering) -> None:
+        self.lowering = lowering
+        self.ones: list[Instruction] = []
+        self.values: dict[Any, tuple[Sym, Sym]] = {}  # place -> tile, value that it holds
+        self.calls: list[Call] = []
+
+    def add(self, one: Instruction) -> bool:
+        """Put an instruction into the group, if it can be."""
+        if not one.joins or len(self.ones) >= MAX_GROUP:
+            return False
+        try:
+            pairs = [(out, self.substituted(one, value, {})) for out, value in one.pairs]
+            values = dict(self.values)
+            for out, value in pairs:
+                place = one.place(out.source)
+                for other in values:
+                    if other != place and not one.disjoint(out.source, values[other][0].source):
+                        return False
+                values.pop(place, None)
+                values[place] = (out, value)
+            ones = [*self.ones, one]
+            calls = self.calls
+            if self.ones:
+                inside = {o.plan.instr for o in ones}
+                kept = [pair for pair in values.values() if not self.dead(one.views[pair[0].source].alloc, inside)]
+                calls = one.calls(kept, fused=True)
+        except Unsupported:
+            return False
+        for o in self.ones:
+            o.touched = []
+        self.ones, self.values, self.calls = ones, values, calls
+        return True
+
+    def dead(self, alloc: Alloc, inside: set[Instr]) -> bool:
+        """Whether nothing outside of the group uses a tensor."""
+        return alloc.kind == "local" and alloc.on_chip and self.lowering.users.get(alloc, set()) <= inside
+
+    def substituted(self, one: Instruction, value: Sym, done: dict[int, Sym]) -> Sym:
+        """A value with what the group has computed in the place of the tiles that hold it. Raises Unsupported where a tile holds a part
+        of it only."""
+        if id(value) in done:
+            return done[id(value)]
+        if value.kind == "tile":
+            made = self.held(one, value)
+        elif value.args:
+            made = dataclasses.replace(value, args=tuple(self.substituted(one, a, done) for a in value.args))
+        else:
+            made = value
+        done[id(value)] = made
+        return made
+
+    def held(self, one: Instruction, leaf: Sym) -> Sym:
+        """The value of a tile."""
+        found = self.values.get(one.place(leaf.source))
+        if found is None:
+            for out, _ in self.values.values():
+                if not one.disjoint(leaf.source, out.source):
+                    raise Unsupported("a part of what the group has computed")
+            return leaf
+        out, value = found
+        view = one.views[leaf.source]
+        if leaf.size != prod(view.shape) or leaf.strides != strides_of(view.shape, view.strides, leaf.shape):
+            raise Unsupported("a tile in another order than it was computed in")
+        number = abi.DTYPES.get(one.views[out.source].access.dtype, -1)
+        if value.raw:
+            if value.kind != "tile" or abi.DTYPES.get(one.views[value.source].access.dtype, -1) != number:
+                raise Unsupported("bits inside a group")
+            if not leaf.raw:
+                value = Sym("tile", value.shape, np.dtype(np.float32), strides=value.strides, source=value.source)
+        else:
+            if leaf.raw and number > 6:
+                raise Unsupported("numbers as bits inside a group")
+            if number > 6 or number < 0:
+                raise Unsupported("integers inside a group")
+            if number:
+                value = Sym("round", value.shape, value.dtype, (value,), value=float(number))
+        if value.size == 1 and leaf.size > 1:
+            return value
+        return value if value.shape == leaf.shape else value.reshape(leaf.shape)

@@ -1,0 +1,459 @@
+"""From expressions to native programs: phases of vector operations, matrix products, scans, folds and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from opennki.execute import abi
+from opennki.execute.assemble import elementwise, uop
+from opennki.execute.record import Sym, Unsupported, strides_of
+from opennki.isa.scalar import SCALAR
+
+MAX_REGISTERS = 24
+_WIDTH = {7: 32, 8: 32, 9: 16, 10: 16, 11: 8, 12: 8, 13: 8, 0: 32, 1: 16, 2: 16, 3: 8, 4: 8, 5: 8, 6: 32}  # bits, by dtype number
+_SIGNED = frozenset({7, 9, 11})
+
+Made = tuple[int, Any, list[Any], tuple[int, ...]]
+
+
+@dataclass
+class Program:
+    """What is known of an instruction. dtype_of: number of the dtype of an operand, -1 if native code has no such. keeps_axes: the axes of
+    the iteration space must stay as they are. guards: predicates that stores are subject to. same: whether two operands are the same
+    elements in the same order; apart: whether they are that, or share no memory; meets: whether they may
+    share any."""
+
+    iteration: tuple[int, ...]
+    dtype_of: Callable[[Any], int]
+    keeps_axes: bool
+    guards: list[Sym]
+    same: Callable[[Any, Any], bool]
+    apart: Callable[[Any, Any], bool]
+    meets: Callable[[Any, Any], bool]
+    preds_used: list[int] = field(default_factory=list)
+    indices_used: list[int] = field(default_factory=list)
+
+    def dtype(self, source: Any) -> int:
+        """Number of a dtype. Raises Unsupported."""
+        number = self.dtype_of(source)
+        if number < 0:
+            raise Unsupported("a dtype without native code")
+        return number
+
+
+def is_special(value: Sym) -> bool:
+    """Whether a value has a native kernel of its own."""
+    return value.kind in ("matmul", "scan", "pfold") or (value.kind == "call" and any(a.kind == "matmul" for a in value.args))
+
+
+def compile_values(program: Program, pairs: list[tuple[Sym, Sym]], fused: bool = False) -> Iterator[Made]:
+    """Native calls that store values in their tiles: (kind, descriptor, operands in order, iteration space)."""
+    if not pairs:
+        return
+    for out, value in pairs:
+        for leaf in leaves(value):
+            if leaf.kind == "tile" and not program.apart(out.source, leaf.source):
+                raise Unsupported("a result that overlaps an operand")
+    if len(pairs) == 1 and not fused:
+        out, value = pairs[0]
+        made = _product(program, out, value) or _special(program, out, value)
+        if made is not None:
+            if program.guards:
+                raise Unsupported("a mask on an instruction that is not elementwise")
+            yield made
+            return
+    yield Elementwise(program, pairs).made()
+
+
+def leaves(value: Sym) -> Iterator[Sym]:
+    """The symbols without parts inside a value."""
+    if not value.args:
+        yield value
+    for a in value.args:
+        yield from leaves(a)
+
+
+# ---- what has a kernel of its own -----------------------------------------------------------------------------------
+
+
+def _product(program: Program, out: Sym, value: Sym) -> Made | None:
+    accumulate = 0
+    if value.kind == "call" and value.name == "add":
+        left, right = value.args
+        if left.kind == "tile" and right.kind == "matmul":
+            if not program.same(left.source, out.source):
+                raise Unsupported("an accumulation into another tile")
+            accumulate, value = 1, right
+    if value.kind != "matmul":
+        return None
+    a, b = value.args
+    m, k = a.shape
+    n = b.shape[1]
+    if program.dtype(out.source) != 0:
+        raise Unsupported("a product that is not stored in float32")
+    d = strides_of(out.shape, out.strides, (m, n))
+    what = abi.Matmul()
+    what.K, what.M, what.N = k, m, n
+    what.s_dtype, what.m_dtype = program.dtype(a.source), program.dtype(b.source)
+    if max(what.s_dtype, what.m_dtype) > 6:
+        raise Unsupported("a product of integers")
+    what.s_stride[:] = [a.strides[1], a.strides[0]]
+    what.m_stride[:] = list(b.strides)
+    what.d_stride[:] = list(d)
+    what.accumulate = accumulate
+    return abi.K_MM, what, [a.source, b.source, out.source], (m, n)
+
+
+def _special(program: Program, out: Sym, value: Sym) -> Made | None:
+    if value.kind == "tile" and value.raw and program.dtype_of(value.source) == program.dtype_of(out.source) and value.size == out.size:
+        shape = out.shape
+        strides = value.strides if value.shape == shape else strides_of(value.shape, value.strides, shape)
+        width = value.dtype.itemsize
+        if not program.keeps_axes:
+            shape, (d, s) = joined(shape, [out.strides, strides])
+        else:
+            d, s = out.strides, strides
+        if len(shape) > abi.RANK:
+            raise Unsupported("too many dimensions")
+        what = abi.Copy()
+        what.rank, what.width = len(shape), width
+        what.shape[: len(shape)] = shape
+        what.d_stride[: len(shape)] = d
+        what.s_stride[: len(shape)] = s
+        return abi.K_COPY, what, [out.source, value.source], tuple(shape)
+    if value.kind == "scan":
+        x, y, initial = value.args
+        rows, n = x.shape
+        scan = abi.Scan()
+        scan.rows, scan.n = rows, n
+        scan.x_stride[:], scan.y_stride[:] = list(x.strides), list(y.strides)
+        scan.d_stride[:] = list(strides_of(out.shape, out.strides, (rows, n)))
+        scan.x_dtype, scan.y_dtype, scan.d_dtype = program.dtype(x.source), program.dtype(y.source), program.dtype(out.source)
+        scan.op0, scan.op1 = (abi.FUNCTIONS[op] for op in value.more["ops"])
+        scan.reverse0, scan.reverse1 = map(int, value.more["reverse"])
+        sources = [x.source, y.source, out.source]
+        if initial.kind == "tile":
+            scan.has_initial_tile, scan.i_stride, scan.i_dtype = 1, initial.strides[0], program.dtype(initial.source)
+            sources.append(initial.source)
+        else:
+            scan.initial = initial.value
+        return abi.K_SCAN, scan, sources, x.shape
+    if value.kind == "pfold":
+        (x,) = value.args
+        p, f = x.shape[0], prod(x.shape[1:])
+        down = abi.PartitionFold()
+        down.p, down.f = p, f
+        down.x_stride[:] = list(strides_of(x.shape, x.strides, (p, f)))
+        down.d_stride = strides_of(out.shape, out.strides, (f,))[0]
+        down.x_dtype, down.d_dtype, down.fn = program.dtype(x.source), program.dtype(out.source), abi.FUNCTIONS[value.name]
+        return abi.K_PFOLD, down, [x.source, out.source], x.shape
+    return None
+
+
+def joined(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """The shape and strides with neighbouring dimensions joined where that is the same walk for all of them."""
+    sizes: list[int] = []
+    walks: list[list[int]] = [[] for _ in strides]
+    for axis, n in enumerate(shape):
+        if n == 1:
+            continue
+        if sizes and all(w[-1] == s[axis] * n for w, s in zip(walks, strides, strict=True)):
+            sizes[-1] *= n
+            for w, s in zip(walks, strides, strict=True):
+                w[-1] = s[axis]
+        else:
+            sizes.append(n)
+            for w, s in zip(walks, strides, strict=True):
+                w.append(s[axis])
+    if not sizes:
+        return (1,), [(0,) for _ in strides]
+    return tuple(sizes), [tuple(w) for w in walks]
+
+
+# ---- elementwise ----------------------------------------------------------------------------------------------------
+
+
+class Elementwise:
+    """Values as one elementwise program: phases over the elements of a row, and once for the row."""
+
+    def __init__(self, program: Program, pairs: list[tuple[Sym, Sym]]) -> None:
+        self.program, self.pairs = program, pairs
+        self.tiles: list[tuple[Any, tuple[int, ...], int]] = []  # source, strides over the iteration space, dtype
+        self.tile_numbers: dict[Any, int] = {}
+        self.phases: dict[tuple[int, int], list[Any]] = {}  # (depth, 0 row or 1 element) -> operations
+        self.memo: dict[Any, int] = {}
+        self.registers = 0
+        self.depths: dict[int, int] = {}
+        folds = {id(f): f for _, v in pairs for f in _folds(v)}
+        if folds:
+            first = next(iter(folds.values()))
+            self.shape, self.axes = first.args[0].shape, first.more["axes"]
+            if any(f.args[0].shape != self.shape or f.more["axes"] != self.axes for f in folds.values()):
+                raise Unsupported("folds over several shapes")
+        else:
+            self.shape, self.axes = self._plain_shape(), ()
+        self.kept = tuple(i for i in range(len(self.shape)) if i not in self.axes)
+        self.rows = prod(self.shape[i] for i in self.kept)
+        if program.keeps_axes and (self.axes or self.shape != program.iteration):
+            raise Unsupported("a mask, or an index that may be outside, on a fold")
+        self.preds: list[tuple[int, ...]] = []
+        self.indices: list[tuple[int, ...]] = []
+        self.loaded: list[tuple[tuple[int, int], Any]] = []
+        self.stored: list[tuple[tuple[int, int], Any]] = []
+
+    def _plain_shape(self) -> tuple[int, ...]:
+        return max((o.shape for o, _ in self.pairs), key=prod)
+
+    # ---- operands ----
+    def spread(self, sym: Sym, row: bool = False) -> tuple[int, ...]:
+        """Strides of a leaf over the iteration space."""
+        strides = sym.strides or (0,) * sym.ndim
+        if row or (self.axes and sym.size == self.rows and sym.shape != self._full_row()):
+            kept = strides_of(sym.shape, strides, tuple(self.shape[i] for i in self.kept)) if sym.size > 1 else (0,) * len(self.kept)
+            out = [0] * len(self.shape)
+            for i, s in zip(self.kept, kept, strict=True):
+                out[i] = s
+            return tuple(out)
+        if sym.size == 1:
+            return (0,) * len(self.shape)
+        if sym.ndim > len(self.shape):
+            raise Unsupported("an operand with more dimensions than the result")
+        grown = (1,) * (len(self.shape) - sym.ndim) + sym.shape
+        padded = (0,) * (len(self.shape) - sym.ndim) + tuple(strides)
+        for n, wanted in zip(grown, self.shape, strict=True):
+            if n not in (1, wanted):
+                if sym.size == prod(self.shape):
+                    return strides_of(sym.shape, strides, self.shape)
+                raise Unsupported(f"an operand of shape {sym.shape} for {self.shape}")
+        return tuple(0 if n == 1 else s for n, s in zip(grown, padded, strict=True))
+
+    def _full_row(self) -> tuple[int, ...]:
+        return tuple(1 if i in self.axes else n for i, n in enumerate(self.shape))
+
+    def tile(self, source: Any, strides: tuple[int, ...]) -> int:
+        """Number of a tile of the program."""
+        key = source, strides
+        if key not in self.tile_numbers:
+            self.tile_numbers[key] = len(self.tiles)
+            self.tiles.append((source, strides, self.program.dtype(source)))
+        return self.tile_numbers[key]
+
+    def register(self) -> int:
+        self.registers += 1
+        if self.registers > MAX_REGISTERS:
+            raise Unsupported("more values than registers")
+        return self.registers - 1
+
+    # ---- expressions ----
+    def depth(self, sym: Sym) -> int:
+        """How many folds are inside each other in a value."""
+        found = self.depths.get(id(sym))
+        if found is None:
+            found = max((self.depth(a) for a in sym.args), default=0) + (sym.kind == "fold")
+            self.depths[id(sym)] = found
+        return found
+
+    def is_row(self, sym: Sym) -> bool:
+        """Whether a value has one element for each row."""
+        return bool(self.axes) and self.depth(sym) > 0 and sym.size == self.rows
+
+    def emit(self, phase: tuple[int, int], *op: Any, **more: Any) -> None:
+        self.phases.setdefault(phase, []).append(uop(*op, **more))
+
+    def value(self, sym: Sym, phase: tuple[int, int]) -> int:
+        """Register of a value in a phase."""
+        if sym.kind == "fold":
+            return self._fold(sym)
+        if self.is_row(sym) and phase[1]:
+            return self.value(sym, (self.depth(sym), 0))
+        key = id(sym), phase if phase[1] else "row"
+        if key in self.memo:
+            return self.memo[key]
+        made = self._value(sym, phase)
+        self.memo[key] = made
+        return made
+
+    def _fold(self, sym: Sym) -> int:
+        key = id(sym), "row"
+        if key not in self.memo:
+            phase = (self.depth(sym) - 1, 1)
+            source = self.value(sym.args[0], phase)
+            made = self.register()
+            self.emit(phase, abi.FOLD, made, source, fn=sym.name)
+            self.memo[key] = made
+        return self.memo[key]
+
+    def _value(self, sym: Sym, phase: tuple[int, int]) -> int:
+        row = not phase[1]
+        if sym.kind == "const":
+            made = self.register()
+            self.emit(phase, abi.CONST, made, imm=sym.value)
+            return made
+        if sym.kind == "tile":
+            made = self.register()
+            self.loaded.append((phase, sym.source))
+            self.emit(phase, abi.LOAD_RAW if sym.raw else abi.LOAD, made, self.tile(sym.source, self.spread(sym, row)))
+            return made
+        if sym.kind in ("pred", "index"):
+            used, table = (
+                (self.program.preds_used, self.preds) if sym.kind == "pred" else (self.program.indices_used, self.indices)
+            )
+            if len(used) >= 8:
+                raise Unsupported("more predicates than a call takes")
+            used.append(sym.source)
+            table.append(self.spread(sym, row))
+            made = self.register()
+            raw = int(sym.kind == "index" and sym.dtype.kind == "i")
+            self.emit(phase, abi.PRED if sym.kind == "pred" else abi.INDEX, made, len(used) - 1, raw)
+            return made
+        if sym.kind == "call":
+            return self._call(sym, phase)
+        if sym.kind == "round":
+            source = self.value(sym.args[0], phase)
+            made = self.register()
+            self.emit(phase, abi.ROUND, made, source, int(sym.value))
+            return made
+        if sym.kind == "select":
+            c, a, b = (self.value(x, phase) for x in sym.args)
+            made = self.register()
+            self.emit(phase, abi.SELECT, made, a, b, c)
+            return made
+        raise Unsupported(f"{sym.kind} inside an expression")
+
+    def _call(self, sym: Sym, phase: tuple[int, int]) -> int:
+        entry = SCALAR[sym.name]
+        bits = entry.group == "bitvec"
+        numbers = [a for a in sym.args if a.kind == "const"]
+        imm, regs, more = 0.0, [], {}
+        for a in sym.args:
+            if a.kind == "const" and len(sym.args) == 2 and len(numbers) == 1:
+                regs.append(-1)
+                if bits:
+                    more["bits"] = _integer(a.value)
+                imm = a.value
+            else:
+                regs.append(self.value(a, phase))
+        made = self.register()
+        width, signed = -1, 0
+        if bits:
+            number = _dtype_number(sym)
+            width, signed = _WIDTH[number], int(number in _SIGNED)
+        self.emit(phase, abi.FUNC, made, regs[0], regs[1] if len(regs) > 1 else -1, width, fn=sym.name, imm=imm, pad=signed, **more)
+        return made
+
+    def store(self, out: Sym, value: Sym) -> None:
+        """Store a value in a tile."""
+        dtype = self.program.dtype(out.source)
+        row = self.is_row(value) or (bool(self.axes) and value.kind == "fold")
+        if self.axes and not row and value.size == self.rows and out.size == self.rows and prod(self.shape) != self.rows:
+            row = True  # what is the same for a whole row, without a fold of its own
+        if row:
+            phase = (max(1, self.depth(value)), 0)
+        else:
+            phase = (self.depth(value), 1)
+            if value.shape != self.shape and value.size == prod(self.shape) and value.size > 1:
+                value = value.reshape(self.shape)
+        if not row and out.size != prod(self.shape):
+            raise Unsupported(f"a result of {out.shape} among results of {self.shape}")
+        where = self.spread(out, row)
+        number = self.tile(out.source, where)
+        self.stored.append((phase, out.source))
+        guard = -1
+        if self.program.guards:
+            parts = [self.value(g, phase) for g in self.program.guards]
+            guard = parts[0]
+            for p in parts[1:]:
+                made = self.register()
+                self.emit(phase, abi.FUNC, made, guard, p, fn="multiply")
+                guard = made
+        if value.kind == "exact":
+            a, b = (self.value(x, phase) for x in value.args)
+            made = self.register()
+            signs = sum(int(_dtype_number(x) in _SIGNED) << i for i, x in enumerate(value.args))
+            self.emit(phase, abi.EXACT, made, a, b, dtype, fn=value.name, pad=signs)
+            self.emit(phase, abi.STORE_RAW if dtype > 6 else abi.STORE, number, made, -1, guard)
+        elif value.raw:
+            if _dtype_number(value) != dtype:
+                value = _converted(value, dtype)
+                self.emit(phase, abi.STORE, number, self.value(value, phase), -1, guard)
+            else:
+                self.emit(phase, abi.STORE_RAW, number, self.value(value, phase), -1, guard)
+        else:
+            self.emit(phase, abi.STORE, number, self.value(value, phase), -1, guard)
+
+    def made(self) -> Made:
+        """The program."""
+        for out, value in self.pairs:
+            self.store(out, value)
+        for when, source in self.stored:
+            for later, other in self.loaded:
+                # what is stored in one phase and loaded in a later one would be read after it has changed
+                if later > when and self.program.meets(source, other):
+                    raise Unsupported("an operand that is read again after it has changed")
+        order = [*self.kept, *self.axes]
+        strides = [tuple(s[i] for i in order) for _, s, _ in self.tiles] + [
+            tuple(s[i] for i in order) for s in (*self.preds, *self.indices)
+        ]
+        shape = tuple(self.shape[i] for i in order)
+        outer = len(self.kept)
+        if self.program.keeps_axes:
+            outer = max(0, len(shape) - 1)
+        elif self.axes:
+            left, first = joined(shape[:outer], [s[:outer] for s in strides])
+            right, second = joined(shape[outer:], [s[outer:] for s in strides])
+            shape, strides, outer = left + right, [a + b for a, b in zip(first, second, strict=True)], len(left)
+        else:
+            shape, strides = joined(shape, strides)
+            outer = len(shape) - 1
+        if len(shape) > abi.RANK:
+            raise Unsupported("too many dimensions")
+        tiles, preds = strides[: len(self.tiles)], strides[len(self.tiles) : len(self.tiles) + len(self.preds)]
+        indices = strides[len(self.tiles) + len(self.preds) :]
+        phases = [(not element, ops) for (_, element), ops in sorted(self.phases.items(), key=lambda p: (p[0][0], p[0][1]))]
+        what = elementwise(
+            outer,
+            len(shape) - outer,
+            shape,
+            phases=phases,
+            tiles=[(s, dtype) for s, (_, _, dtype) in zip(tiles, self.tiles, strict=True)],
+            preds=preds,
+            indices=indices,
+        )
+        return abi.K_EW, what, [source for source, _, _ in self.tiles], self.program.iteration if self.program.keeps_axes else shape
+
+
+def _folds(sym: Sym) -> Iterator[Sym]:
+    if sym.kind == "fold":
+        yield sym
+    for a in sym.args:
+        yield from _folds(a)
+
+
+_NUMBERS = {"float32": 0, "bfloat16": 1, "float16": 2, "float8_e4m3": 3, "float8_e4m3fn": 4, "float8_e5m2": 5, "int32": 7, "uint32": 8,
+            "int16": 9, "uint16": 10, "int8": 11, "uint8": 12, "bool": 13}  # fmt: skip
+
+
+def _dtype_number(sym: Sym) -> int:
+    number = _NUMBERS.get(sym.dtype.name)
+    if number is None:
+        raise Unsupported(f"bits of {sym.dtype}")
+    return number
+
+
+def _converted(value: Sym, dtype: int) -> Sym:
+    """A raw tile as numbers, where its conversion to another dtype goes through float32 without loss that shows."""
+    if value.kind != "tile":
+        raise Unsupported("bits stored as another dtype")
+    if (_dtype_number(value), dtype) in ((7, 8), (8, 7)):
+        raise Unsupported("a conversion between 32-bit integers")
+    return Sym("tile", value.shape, value.dtype, strides=value.strides, source=value.source)
+
+
+def _integer(value: float) -> int:
+    """A constant operand of a function on bits."""
+    if value != int(value) or abs(value) >= 1 << 24:
+        raise Unsupported("an integer constant")
+    return int(value)

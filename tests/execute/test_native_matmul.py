@@ -1,0 +1,232 @@
+"""Matrix products in C: one chain of FMAs per element, for every dtype, layout, size and level of CPU."""
+
+from __future__ import annotations
+
+import ctypes as C
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from opennki.execute import abi
+
+DTYPES = {
+    "float32": np.dtype(np.float32), "tfloat32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype(np.float16), "float8_e4m3": np.dtype(ml_dtypes.float8_e4m3),
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn), "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
+}  # fmt: skip
+# K, M, N: below, at and above every block of every level, and operands that trade places
+SIZES = [
+    (1, 1, 1), (0, 3, 40), (7, 33, 127), (129, 127, 33), (33, 129, 7), (127, 1, 600), (256, 600, 1), (16, 500, 97), (5, 2, 97),
+    (9, 4, 96), (128, 12, 32), (128, 6, 16), (3, 13, 15), (2, 3, 2), (300, 25, 64), (128, 128, 512),
+]  # fmt: skip
+
+
+def descriptor(s, m, d, accumulate=False, dtypes=("float32", "float32")):
+    k = abi.Matmul(s.shape[0], s.shape[1], m.shape[1], abi.DTYPES[dtypes[0]], abi.DTYPES[dtypes[1]], accumulate=accumulate)
+    k.s_stride[:], k.m_stride[:], k.d_stride[:] = s.strides, m.strides, d.strides
+    return k
+
+
+def run(lib, s, m, d, accumulate=False, dtypes=("float32", "float32")):
+    """d (+)= s.T @ m in place, with scratch that is exactly as large as asked for and full of NaN."""
+    k = descriptor(s, m, d, accumulate, dtypes)
+    lib.nki_mm_scratch.restype = C.c_size_t
+    size = lib.nki_mm_scratch(C.byref(k))
+    raw = np.full(size + 192, 0xFF, np.uint8)
+    start = -raw.ctypes.data % 64 + 64
+    lib.nki_mm_run(C.byref(k), *(C.c_void_p(x.ctypes.data) for x in (s, m, d)), C.c_void_p(raw.ctypes.data + start))
+    assert (raw[:start] == 0xFF).all() and (raw[start + size:] == 0xFF).all(), "scratch overrun"
+    return d
+
+
+def product(lib, s, m, **options):
+    return run(lib, s, m, np.full((s.shape[1], m.shape[1]), np.nan, np.float32), **options)
+
+
+def rounded(x):
+    """The float32 nearest to a fraction, ties to even."""
+    if x == 0:
+        return 0.0
+    top = abs(x)
+    exponent = max(top.numerator.bit_length() - top.denominator.bit_length() - 25, -149)
+    while top / Fraction(2) ** exponent >= 1 << 24:
+        exponent += 1
+    value = round(x / Fraction(2) ** exponent) * Fraction(2) ** exponent
+    return float(value) if abs(value) < Fraction(2) ** 128 else float("inf") * (1 if x > 0 else -1)
+
+
+def chain(s, m):
+    """s.T @ m by fused multiply-adds over k in order, in exact arithmetic."""
+    out = np.zeros((s.shape[1], m.shape[1]), np.float32)
+    for i in range(s.shape[1]):
+        for j in range(m.shape[1]):
+            total = 0.0
+            for k in range(s.shape[0]):
+                total = rounded(Fraction(float(s[k, i])) * Fraction(float(m[k, j])) + Fraction(total))
+            out[i, j] = total
+    return out
+
+
+def same_bits(a, b):
+    """Equal bit by bit; NaN has one meaning, whatever its payload."""
+    assert a.shape == b.shape
+    np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
+    keep = ~np.isnan(a)
+    np.testing.assert_array_equal(np.ascontiguousarray(a)[keep].view(np.uint32), np.ascontiguousarray(b)[keep].view(np.uint32))
+
+
+def operand(rng, shape, name):
+    x = rng.standard_normal(shape).astype(np.float32)
+    if name == "tfloat32":
+        return (x.view(np.uint32) & ~np.uint32(0x1FFF)).view(np.float32)
+    return x.astype(DTYPES[name])
+
+
+def wide_range(rng, shape):
+    """Values whose products cancel, lose bits, tie and go below the normal numbers."""
+    x = rng.standard_normal(shape) * 2.0 ** rng.integers(-30, 30, shape)
+    x = np.where(rng.random(shape) < 0.3, rng.choice([1.0, -1.0, 1 + 2**-23, 2**-24, 2**24, -(2.0**-12), 3 * 2**-25], shape), x)
+    return x.astype(np.float32)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-60, 2.0**-70, 2.0**20])
+@pytest.mark.parametrize("shape", [(40, 3, 5), (9, 13, 17), (6, 2, 40)])
+def test_each_element_is_a_chain_of_fused_multiply_adds(native_levels, shape, scale):
+    rng = np.random.default_rng(hash(shape) % 1000)
+    s, m = (wide_range(rng, (shape[0], n)) * np.float32(scale) for n in shape[1:])
+    expected = chain(s, m)
+    for lib in native_levels.values():
+        same_bits(product(lib, s, m), expected)
+
+
+@pytest.mark.parametrize(("a", "b", "c"), [
+    (1 + 2**-23, 1 + 2**-23, 2.0**24),  # rounding twice, first to double, would tie
+    (1 + 2**-12, 1 + 2**-12, 2.0**-30), (2.0**-75, 2.0**-75, 1.0), (-(2.0**-75), 2.0**-75, 1.0), (2.0**-75, 2.0**-74, 2.0**-149),
+    (2.0**-75, 2.0**-75, 0.0), (3 * 2.0**-76, 2.0**-75, 0.0), (1 + 2**-11, 1 + 2**-12, -1.0), (2.0**127, 1.5, 2.0**103),
+    (2.0**-60, 2.0**-60, 1 + 2**-23), (2.0**-60, -(2.0**-60), 1 + 2**-23), (2.0**-30, 2.0**-30, 2.0**30 * (1 + 2**-23)),
+])  # fmt: skip
+def test_a_step_is_rounded_once(native_levels, a, b, c):
+    """The first step sets the sum to c, the second adds a * b; also just next to ties of float32."""
+    for x, y in ((a, b), (np.nextafter(np.float32(a), np.float32(9)), b), (a, np.nextafter(np.float32(b), np.float32(-9)))):
+        s, m = np.array([[c], [x]], np.float32), np.array([[1], [y]], np.float32)
+        expected = chain(s, m)
+        for lib in native_levels.values():
+            same_bits(product(lib, s, m), expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes(native_levels, size):
+    rng = np.random.default_rng(1)
+    K, M, N = size
+    s, m = (rng.standard_normal((K, n), np.float32) for n in (M, N))
+    bound = (K + 1) * 2.0**-24 * (np.abs(s).T.astype(float) @ np.abs(m)) + 1e-40
+    results = [product(lib, s, m) for lib in native_levels.values()]
+    assert (np.abs(results[0] - s.T.astype(float) @ m) <= bound).all()
+    for other in results[1:]:
+        same_bits(results[0], other)
+
+
+@pytest.mark.parametrize("m_dtype", DTYPES)
+@pytest.mark.parametrize("s_dtype", DTYPES)
+def test_dtypes(native_levels, s_dtype, m_dtype):
+    """What is narrow is widened exactly: the bits are those of the float32 product, rows dense or not."""
+    rng = np.random.default_rng(2)
+    s, m = operand(rng, (35, 60), s_dtype), operand(rng, (35, 150), m_dtype)
+    for lib in native_levels.values():
+        for part_s, part_m in ((s, m), (s[:, :29], m[:, :70]), (s[:, ::2], m[:, ::3]), (s[:, :2], m), (s, m[:, :3])):
+            expected = product(lib, part_s.astype(np.float32), part_m.astype(np.float32))
+            same_bits(product(lib, part_s, part_m, dtypes=(s_dtype, m_dtype)), expected)
+
+
+@pytest.mark.parametrize("name", [n for n in DTYPES if n not in ("float32", "tfloat32")])
+def test_every_code_is_widened(native_levels, name):
+    dtype = DTYPES[name]
+    codes = np.arange(256 ** dtype.itemsize, dtype=f"u{dtype.itemsize}").view(dtype).reshape(1, -1)
+    with np.errstate(invalid="ignore"):
+        expected = codes.astype(np.float32).T
+    one = np.ones((1, 1), np.float32)
+    for lib in native_levels.values():
+        result = product(lib, codes, one, dtypes=(name, "float32"))
+        np.testing.assert_array_equal(result, expected)  # -0 * 1 + 0 is 0
+        dense = product(lib, np.ones((1, 24), np.float32), codes, dtypes=("float32", name))
+        np.testing.assert_array_equal(dense, np.repeat(expected.T, 24, axis=0))
+
+
+def layouts(rng, shape, dtype):
+    """The same values, laid out in other ways."""
+    rows, cols = shape
+    values = rng.standard_normal(shape).astype(np.float32).astype(dtype)
+
+    def put(view):
+        view[...] = values
+        return view
+
+    yield values
+    yield put(np.zeros((rows, cols + 13), dtype)[:, 5:5 + cols])
+    yield put(np.zeros((rows, 4096), dtype)[:, 7:7 + cols])
+    yield put(np.zeros((rows * 3, cols * 2), dtype)[::3, 1::2])
+    yield put(np.zeros((cols, rows), dtype).T)
+    yield put(np.zeros((rows, cols), dtype)[::-1])
+    yield put(np.zeros((rows, cols), dtype)[::-1, ::-1])
+    raw = np.zeros(values.nbytes + 8, np.uint8)
+    yield put(np.ndarray(shape, dtype, raw, offset=1))
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e5m2"])
+def test_layouts(native_levels, name):
+    K, M, N = 31, 29, 75
+    for lib in native_levels.values():
+        for s in layouts(np.random.default_rng(3), (K, M), DTYPES[name]):
+            for m in layouts(np.random.default_rng(4), (K, N), DTYPES[name]):
+                result = product(lib, s, m, dtypes=(name, name))
+                expected = product(lib, np.array(s, np.float32, order="C"), np.array(m, np.float32, order="C"))
+                same_bits(result, expected)
+
+
+def test_rows_that_are_one(native_levels):
+    """Strides of zero: every k has the same row, every column the same value."""
+    row = np.arange(40, dtype=np.float32)
+    s, m = np.broadcast_to(row[:20], (5, 20)), np.broadcast_to(row[:5, None], (5, 70))
+    for lib in native_levels.values():
+        np.testing.assert_array_equal(product(lib, s, m), np.repeat(10 * row[:20, None], 70, axis=1))
+
+
+@pytest.mark.parametrize("size", [(17, 25, 70), (17, 1, 200), (17, 40, 3)])
+def test_results_of_any_layout(native_levels, size):
+    K, M, N = size
+    rng = np.random.default_rng(5)
+    s, m = rng.standard_normal((K, M), np.float32), rng.standard_normal((K, N), np.float32)
+    for lib in native_levels.values():
+        expected = product(lib, s, m)
+        for d in layouts(rng, (M, N), np.dtype(np.float32)):
+            before, around = d.copy(), d.base if d.base is not None else d
+            outside = around.copy()
+            same_bits(run(lib, s, m, d), expected)
+            d[...] = before
+            np.testing.assert_array_equal(around, outside)  # nothing else was written
+            same_bits(run(lib, s, m, d, accumulate=True), before + expected)
+
+
+def test_tiles_do_not_change_bits(native_levels):
+    rng = np.random.default_rng(6)
+    s, m = rng.standard_normal((64, 700), np.float32), rng.standard_normal((64, 130), np.float32)
+    for lib in native_levels.values():
+        whole = product(lib, s, m)
+        for step_m, step_n in ((128, 64), (50, 7), (1, 130), (700, 1)):
+            d = np.empty_like(whole)
+            for i in range(0, 700, step_m):
+                for j in range(0, 130, step_n):
+                    run(lib, s[:, i:i + step_m], m[:, j:j + step_n], d[i:i + step_m, j:j + step_n])
+            same_bits(d, whole)
+
+
+def test_nan_infinity_and_subnormals(native_levels):
+    s = np.array([[1, np.inf, np.nan, 2.0**-140, 2.0**-100, -np.inf, 0.0]], np.float32)
+    m = np.array([[0, 1, -1, 2.0**-120, 4, np.nan, 3e38, -0.0]], np.float32)
+    with np.errstate(all="ignore"):
+        expected = s.T * m + np.float32(0)
+    for lib in native_levels.values():
+        same_bits(product(lib, s, m), expected)
+        same_bits(product(lib, s, np.tile(m, 20)), np.tile(expected, 20))
