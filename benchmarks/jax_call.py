@@ -23,6 +23,7 @@ except ImportError:
     sys.exit("jax_call: jax is not installed; nothing measured")
 
 import jax.numpy as jnp
+
 import opennki.dropin  # noqa: F401  isort: skip
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl

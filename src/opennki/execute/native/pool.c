@@ -177,7 +177,3 @@ void nki_parallel(int threads, int64_t tasks, void (*fn)(void *arg, int64_t task
     atomic_store(&busy, 0);
     float_restore(was);
 }
-
-/* Until elementwise.c has it. */
-__attribute__((weak)) int nki_abi(void);
-__attribute__((weak)) int nki_abi(void) { return NKI_ABI; }
