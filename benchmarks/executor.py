@@ -168,7 +168,7 @@ def main():
         if executor is None:
             print(f"{name:<26} no native code")
             continue
-        plan = Prepared(ir, "off", tape=made.tape, native=lambda tape, e=executor: e.run)
+        plan = Prepared(ir, "off", tape=made.tape, native=lambda tape, e=executor: e)
         outs = [np.zeros(o.shape, dtypes.storage(o.dtype)) for o in ir.outputs]
         runs = {"native": lambda p=plan, a=arrays, o=outs: p.run(a, o), "limit": limit}
         if args.interpreter:

@@ -1,9 +1,10 @@
-"""The command line: `opennki run | ops | trace | inspect | doctor`."""
+"""The command line: `opennki run | ops | trace | compare | inspect | doctor`."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -135,6 +136,12 @@ def trace(
     An argument SHAPE:DTYPE is a tensor (the dimensions with an x between them); anything else is a Python
     literal, or text.
     """
+    made = _loaded(kernel, args, arg, lambda loaded, positional, named: _text(loaded, positional, named, target, grid, locations))
+    print(made, end="")
+
+
+def _loaded(kernel: str, args: str, arg: list[str] | None, use: Callable[[Any, list[Any], dict[str, Any]], Any]) -> Any:
+    """What `use` makes of the kernel that script.py:kernel names and of the arguments; errors are reported, with exit status 1."""
     from opennki.tools.run_script import load, report
 
     path, _, attribute = kernel.rpartition(":")
@@ -144,9 +151,9 @@ def trace(
         raise _fail(f"there is no file {path}")
     try:
         positional, named = parse_arguments([*_split(args), *(arg or [])])
-        with contextlib.redirect_stdout(sys.stderr):  # what the script prints is not part of the IR
+        with contextlib.redirect_stdout(sys.stderr):  # what the script prints is not part of the answer
             loaded = load(path, attribute)
-        print(_text(loaded, positional, named, target, grid, locations), end="")
+        return use(loaded, positional, named)
     except LookupError as exc:
         if type(exc) is not LookupError:
             report(exc, sys.stderr)
@@ -167,6 +174,15 @@ def _text(
 
     from opennki.ir.print import to_text
     from opennki.isa.target import FALLBACK_WARNING
+
+    made = _kernel(kernel, target, grid)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", re.escape(FALLBACK_WARNING))  # the text names the target
+        return to_text(made.trace(*args, **kwargs), locations)
+
+
+def _kernel(kernel: Any, target: str | None, grid: str) -> Any:
+    """A function or kernel as a kernel for a target and a launch grid."""
     from opennki.kernels.base import TraceKernel
     from opennki.kernels.generic import GenericKernel
 
@@ -181,9 +197,7 @@ def _text(
             if isinstance(exc, NkiError):
                 raise
             raise LookupError(f"--grid {grid}: integers with commas") from None
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", re.escape(FALLBACK_WARNING))  # the text names the target
-        return to_text(kernel.trace(*args, **kwargs), locations)
+    return kernel
 
 
 def _split(text: str) -> list[str]:
@@ -256,6 +270,26 @@ def inspect(
     status = show(file, ir=not no_ir, as_json=as_json, number=kernel, out=sys.stdout, err=sys.stderr)
     if status:
         raise typer.Exit(status)
+
+
+@app.command()
+def compare(
+    kernel: Annotated[str, typer.Argument(help="script.py:kernel")],
+    args: Annotated[str, typer.Option("--args", help='Arguments, with commas: "128x512:float32, 3"')] = "",
+    arg: Annotated[list[str] | None, typer.Option("--arg", help="One argument; may be repeated.")] = None,
+    target: Annotated[str | None, typer.Option(help="trn1, trn2, inf2, ...")] = None,
+    grid: Annotated[str, typer.Option(help='Launch grid, such as "4,2"')] = "",
+    seed: Annotated[int, typer.Option(help="Seed of the values of the tensors.")] = 0,
+) -> None:
+    """Run a kernel by native code and by the interpreter, on random values, and say where they first differ.
+
+    Arguments as for `opennki trace`. Exit status 0 where all results have the same bits, 1 where they differ.
+    """
+    from opennki.tools.compare import compare as run
+
+    made = _loaded(kernel, args, arg, lambda loaded, positional, named: run(_kernel(loaded, target, grid), positional, named, seed))
+    print(made.text)
+    raise typer.Exit(0 if made.equal else 1)
 
 
 @app.command()

@@ -65,7 +65,7 @@ def both(kernel, arrays, seed=0, order="program"):
         if executor is None:
             return False
         ways = []
-        for native in (None, lambda t: executor.run):
+        for native in (None, lambda t: executor):
             outputs, news = sim.simulate(
                 kernel, copy.deepcopy(arrays), checks, seed=seed, order=order, tape=tape, native=native, out=_Nowhere()
             )

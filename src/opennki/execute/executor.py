@@ -16,6 +16,8 @@ from opennki.interpret.machine import Instance, Tape, blank
 from opennki.ir.nodes import Alloc
 from opennki.ir.verify import describe
 
+_Pair = C.c_int64 * 2
+
 
 class Executor:
     """Native code for one plan. `run` may be called from several threads, each with an instance of its own."""
@@ -24,10 +26,13 @@ class Executor:
         self.tape, self.lowering, self.lib = tape, lowering, lib
         self.native = Native(lowering)
         self.steps = [step for _, step, _ in lowering.fallbacks]
-        lib.nki_tape_serial.restype = lib.nki_tape_loop.restype = C.c_int64
-        self._tape = C.byref(self.native.struct)
+        self._serial, self._threaded = lib.nki_tape_serial, lib.nki_tape_loop
+        self._serial.restype = self._threaded.restype = C.c_int64
+        self._serial.argtypes = [C.c_void_p, C.c_int64, C.c_int64, C.c_void_p, C.c_void_p, C.c_void_p, C.c_void_p]
+        self._tape = C.addressof(self.native.struct)
         self._env = C.c_int64 * self.native.n_env
         self._pointers = C.c_void_p * max(1, self.native.n_buffers)
+        self._used = [slot for slot in range(self.native.n_buffers) if slot in lowering.slots()]
         self._idle: list[Instance] = []  # memory of further threads
         # parts of the tape: (from, to, tensors that each thread has for itself or None for one thread)
         self.parts: list[tuple[int, int, list[tuple[Alloc, int]] | None]] = []
@@ -43,10 +48,50 @@ class Executor:
     def run(self, machine: Instance) -> None:
         """Run a program to its end. Raises what the interpreter would raise."""
         env = self._env(*machine.env[: self.native.n_env])
-        pointers = [None if b is None else b.__array_interface__["data"][0] for b in machine.buffers]
-        buffers = self._pointers(*pointers)
-        wrong = (C.c_int64 * 2)()
+        buffers = self._pointers()
+        held = machine.buffers
+        for slot in self._used:
+            buffers[slot] = held[slot].__array_interface__["data"][0]
+        wrong = _Pair()
         raised: list[BaseException] = []
+        callback = self._callback(machine, env, raised) if self.steps else None
+        threads = settings.current().num_threads if self.lowering.parallel else 1
+        for start, end, own in self.parts:
+            if own is None or threads == 1:
+                error = self._serial(self._tape, start, end, env, buffers, callback, wrong)
+            else:
+                error = self._loop(start, own, env, buffers, threads, wrong)
+            if error:
+                if raised:
+                    raise raised[0]
+                raise outside(self.lowering.broken[error - 1], wrong[0], wrong[1])
+
+    def direct(self, slots: list[int]) -> Any:
+        """The shortest way to run a single program: a function of an instance and of the arrays for these slots, in order. None where a
+        run needs more than that."""
+        if self.steps or len(self.parts) != 1 or self.parts[0][2] is not None:
+            return None
+        start, end, _ = self.parts[0]
+        own = [slot for slot in self._used if slot not in slots]
+
+        def run(machine: Instance, arrays: list[Any]) -> None:
+            kept = machine.native
+            if kept is None:
+                buffers = self._pointers()
+                for slot in own:
+                    buffers[slot] = machine.buffers[slot].__array_interface__["data"][0]
+                kept = machine.native = buffers, self._env(), _Pair()
+            buffers, env, wrong = kept
+            for slot, array in zip(slots, arrays, strict=True):
+                buffers[slot] = array.__array_interface__["data"][0]
+            error = self._serial(self._tape, start, end, env, buffers, None, wrong)
+            if error:
+                raise outside(self.lowering.broken[error - 1], wrong[0], wrong[1])
+
+        return run
+
+    def _callback(self, machine: Instance, env: Any, raised: list[BaseException]) -> Any:
+        """What native code calls for the interpreter's step of an instruction."""
         steps, count = self.steps, len(machine.env)
 
         def back(index: int) -> int:
@@ -58,23 +103,14 @@ class Executor:
                 return 1
             return 0
 
-        callback = abi.CALLBACK(back) if steps else abi.CALLBACK(0)
-        threads = settings.current().num_threads if self.lowering.parallel else 1
-        for start, end, own in self.parts:
-            if own is None or threads == 1:
-                error = self.lib.nki_tape_serial(self._tape, C.c_int64(start), C.c_int64(end), env, buffers, callback, wrong)
-            else:
-                error = self._loop(start, own, env, pointers, threads, wrong)
-            if raised:
-                raise raised[0]
-            if error > 0:
-                raise outside(self.lowering.broken[error - 1], wrong[0], wrong[1])
+        return abi.CALLBACK(back)
 
-    def _loop(self, start: int, own: list[tuple[Alloc, int]], env: Any, pointers: list[Any], threads: int, wrong: Any) -> int:
+    def _loop(self, start: int, own: list[tuple[Alloc, int]], env: Any, buffers: Any, threads: int, wrong: Any) -> int:
         """Run a loop on several threads; the first one works on the memory of the program, the others on their own for what each
         iteration makes anew."""
         threads = min(threads, int(self.lowering.ops[start][4]), 64)
         others = [self._idle.pop() if self._idle else Instance(self.tape) for _ in range(threads - 1)]
+        pointers = list(buffers)
         rows = list(pointers)
         for other in others:
             row = list(pointers)
@@ -86,7 +122,7 @@ class Executor:
             rows += row
         table = (C.c_void_p * len(rows))(*rows)
         envs = (C.c_int64 * (self.native.n_env * threads))(*(list(env) * threads))
-        error = self.lib.nki_tape_loop(self._tape, C.c_int64(start), envs, threads, table, wrong)
+        error = self._threaded(C.c_void_p(self._tape), C.c_int64(start), envs, threads, table, wrong)
         if len(self._idle) < threads:
             self._idle += others
         return int(error)
@@ -104,9 +140,9 @@ def outside(broken: Broken, first: int, last: int) -> NkiError:
     )
 
 
-def executor_of(tape: Tape) -> Executor | None:
-    """Native code for a plan, None where the interpreter runs it: there is no library, the setting says so, or the plan keeps state of
-    elements (full checks), waits for other programs, or gives memory back while it runs."""
+def executor_of(tape: Tape, limit: int | None = None) -> Executor | None:
+    """Native code for a plan (of its first `limit` instructions), None where the interpreter runs it: there is no library, the setting
+    says so, or the plan keeps state of elements (full checks), waits for other programs, or gives memory back while it runs."""
     wanted = settings.current().executor
     if wanted == "interpreter" or tape.tracked or tape.suspects or tape.suspends or tape.frees:
         return None
@@ -114,16 +150,15 @@ def executor_of(tape: Tape) -> Executor | None:
     if lib is None:
         return None
     try:
-        lowering = Lowering(tape)
+        lowering = Lowering(tape, limit)
     except Unsupported:
         return None
     return Executor(tape, lowering, lib)
 
 
-def native(tape: Tape) -> Any:
+def native(tape: Tape) -> Executor | None:
     """What runs a program of a plan natively, or None: what `interpret.prepared.Prepared` takes."""
-    executor = executor_of(tape)
-    return None if executor is None else executor.run
+    return executor_of(tape)
 
 
 def coverage(executor: Executor) -> dict[str, Any]:

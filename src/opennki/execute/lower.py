@@ -26,10 +26,12 @@ from opennki.isa.declare import ISA
 
 
 class Lowering:
-    """One kernel on its way to a tape. `calls`, `ops` and `fallbacks` are what came out."""
+    """One kernel on its way to a tape. `calls`, `ops` and `fallbacks` are what came out. `limit`: the interpreter has the instructions
+    from this one on, in program order, and nothing is fused (`tools.compare` finds the first one that differs)."""
 
-    def __init__(self, tape: Tape) -> None:
-        self.tape = tape
+    def __init__(self, tape: Tape, limit: int | None = None) -> None:
+        self.tape, self.limit = tape, limit
+        self.seen: list[Instr] = []
         self.layout = tape.layout
         self.ops: list[tuple[int, int, int, int, int]] = []
         self.calls: list[Call] = []
@@ -81,6 +83,12 @@ class Lowering:
             else:
                 out = out.add(Affine(0, ((atom, coefficient),)))
         return out
+
+    def slots(self) -> set[int]:
+        """Slots of the tensors that native code touches."""
+        return {slot for call in self.calls for _, slot in call.addresses} | {slot for _, slot in self.tests} | {
+            op[1] for op in self.ops if op[0] == abi.OP_ZERO
+        }
 
     # ---- control flow ----
     def body(self, body: list[Stmt], ranges: dict[Var, Range]) -> None:
@@ -147,6 +155,12 @@ class Lowering:
     # ---- instructions ----
     def instruction(self, instr: Instr, ranges: dict[Var, Range]) -> None:
         tape = self.tape
+        self.seen.append(instr)
+        if self.limit is not None:
+            self.flush()
+            if len(self.seen) > self.limit:
+                self.interpreted(instr, "left to the interpreter")
+                return
         plan = Plan(instr, self.layout, ranges, tape.kernel.loc(instr.loc), set(), self.loops, tape.seed, ())
         one = Instruction(self, plan)
         try:

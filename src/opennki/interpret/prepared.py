@@ -35,8 +35,9 @@ class Prepared:
     """
 
     def __init__(self, kernel: Kernel, level: Any = "fast", tape: Tape | None = None,
-                 native: Callable[[Tape], Callable[[Instance], None] | None] | None = None) -> None:
-        """`native(tape)`: what runs a program in the place of the interpreter, or None where it cannot (`opennki.execute`)."""
+                 native: Callable[[Tape], Any] | None = None) -> None:
+        """`native(tape)`: an object whose `run(instance)` runs a program in the place of the interpreter and whose `direct(slots)` is
+        the short way for single programs, or None where there is no such (`opennki.execute`)."""
         self.kernel = kernel
         self.checks = Checks.of(level)
         self.tape = tape = tape if tape is not None else tape_of(kernel, self.checks)
@@ -70,7 +71,19 @@ class Prepared:
         self._room = 0 if tape.frees else min(_MOST, KEPT // max(1, tape.own_bytes))
         self._idle: list[Instance] = []
         found = native(tape) if native is not None else None
-        self._go: Callable[[Instance], Any] = found if found is not None else lambda machine: machine.run()
+        self._go: Callable[[Instance], Any] = found.run if found is not None else lambda machine: machine.run()
+        self._short = self._shortest(found) if found is not None else None
+
+    def _shortest(self, native: Any) -> Any:
+        """The short way to run, where a call is one program with nothing to prepare: no tensors to blank, no results to copy."""
+        tape = self.tape
+        if (len(self._grid) != 1 or tape.problems or tape.renewed or self.copies or self.homes or self._scratch or self._constants
+                or tape.multiplies or tape.suspends or self._room == 0 or any(hole is not None for _, _, hole in self._direct)):
+            return None
+        places = {i: slot for slot, i, _ in self._direct}
+        if sorted(places) != list(range(len(self._out_sizes))):
+            return None
+        return native.direct([slot for slot, _, _ in self._params] + [places[i] for i in range(len(places))])
 
     def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], *, seed: int = 0, out: Any = None,
             order: str = "program", progress: Callable[[int, int], None] | None = None) -> None:
@@ -91,6 +104,15 @@ class Prepared:
             flags = array.flags
             if array.nbytes != size or not flags.c_contiguous or not flags.writeable:
                 raise _unfit(self.kernel, "output", array, size)
+        if self._short is not None and progress is None:
+            for (_, _, size), array in zip(self._params, inputs, strict=True):
+                if array.nbytes != size or not array.flags.c_contiguous:
+                    raise _unfit(self.kernel, "input", array, size)
+            machine = self._machine()
+            self._short(machine, [*inputs, *outputs])
+            if len(self._idle) < self._room:
+                self._idle.append(machine)
+            return
         report = self._report or Reporter(self._policy)
         if tape.problems:
             certain = report if self._certain is self._policy else Reporter(self._certain)

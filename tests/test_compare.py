@@ -1,0 +1,57 @@
+"""`opennki compare`."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from opennki.cli import app
+
+SCRIPT = """
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+
+@nki.jit
+def add(a, b):
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    nl.store(out, nl.load(a) + nl.load(b))
+    return out
+
+@nki.jit
+def powers(a):
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(a) * 2.0
+    grown = nl.exp(tile)
+    nl.store(out, grown)
+    return out
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn1")
+    path = tmp_path / "k.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def run(*words):
+    return CliRunner().invoke(app, ["compare", *words])
+
+
+def test_equal_results_are_exit_status_0(script):
+    done = run(f"{script}:add", "--args", "128x64:bfloat16, 128x64:bfloat16")
+    assert done.exit_code == 0, done.output
+    assert "output 0 bfloat16[128, 64]: equal" in done.output and "same bits" in done.output
+
+
+def test_the_first_instruction_that_differs_is_named(script):
+    done = run(f"{script}:powers", "--args", "128x512:float32")
+    assert done.exit_code == 1
+    assert "first difference: activation" in done.output and "grown = nl.exp(tile)" in done.output
+
+
+def test_wrong_words(script):
+    assert run("nothing.py:add").exit_code == 2
+    assert run(f"{script}:missing").exit_code == 2
+    assert run(f"{script}:add", "--args", "200x4:float32, 200x4:float32").exit_code == 1
