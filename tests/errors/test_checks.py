@@ -381,15 +381,17 @@ def test_levels_come_from_the_environment(monkeypatch):
     simulate_kernel(never_written, SMALL, checks="off")  # the argument wins
 
 
-def test_values_do_not_depend_on_the_level():
+@pytest.mark.parametrize(("fn", "ulp"), [(nl.square, 0), (nl.exp, 4)], ids=["square", "exp"])
+def test_values_do_not_depend_on_the_level(fn, ulp):
+    """But for the last bits of transcendental functions, which native code computes in its own way (docs/executor.md)."""
     def kernel(x):
         i, j = nl.arange(3)[:, None], nl.arange(4)[None, :]
         t = nl.zeros((3, 4), dtype=x.dtype)
         t[...] = nl.load(x[i, j], mask=i + j < 4)
-        return copied(nl.exp(t), x)
+        return copied(fn(t), x)
     full, fast, off = (simulate_kernel(kernel, SMALL, checks=c) for c in ("full", "fast", "off"))
-    np.testing.assert_array_equal(full, fast)
-    np.testing.assert_array_equal(full, off)
+    np.testing.assert_array_equal(fast, off)
+    np.testing.assert_array_max_ulp(full, fast, ulp)
 
 
 @pytest.mark.parametrize("kernel", [never_written, one_element_missing, reduction_over_a_hole])

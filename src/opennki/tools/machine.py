@@ -36,6 +36,17 @@ def vendor() -> str:
     return "the vendor's package, which is installed" if dropin._real() else "opennki, under the drop-in"
 
 
+def executor() -> str:
+    """What runs kernels without full checks, and why."""
+    from opennki.execute.build import library
+
+    try:
+        found = library()
+    except settings.SettingsError as exc:
+        return f"not known: {exc.message}"
+    return f"native, level {found.level}, {found.origin}" if found.lib is not None else f"interpreter: {found.origin}"
+
+
 def machine() -> list[tuple[str, str]]:
     """System, processor, cores that this process may use, memory."""
     model = platform.processor() or platform.machine()
@@ -51,10 +62,6 @@ def machine() -> list[tuple[str, str]]:
             (line.split()[1] for line in meminfo.read_text().splitlines() if line.startswith("MemTotal")), ""
         )
         memory = f"{int(total) / 2**20:.1f} GiB" if total else memory
-    from opennki.execute.build import library
-
-    native = library()
-    executor = f"native, level {native.level}, {native.origin}" if native.lib is not None else f"interpreter: {native.origin}"
     affinity = getattr(os, "sched_getaffinity", None)
     usable = len(affinity(0)) if affinity else os.cpu_count() or 1
     return [
@@ -62,7 +69,7 @@ def machine() -> list[tuple[str, str]]:
         ("processor", model),
         ("cores", f"{usable} usable of {os.cpu_count()}"),
         ("memory", memory),
-        ("executor", executor),
+        ("executor", executor()),
     ]
 
 
