@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -116,6 +117,8 @@ def compile_library(cc: str, flags: tuple[str, ...], folder: Path, level: str, e
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
+    if sys.stderr.isatty():  # it takes some seconds, and happens once
+        print(f"opennki: compiling native code for this CPU into {folder} (once)", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         (Path(work) / "functions.h").write_text(header, encoding="ascii")
         out = Path(work) / "lib.so"
