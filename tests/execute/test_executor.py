@@ -82,6 +82,15 @@ def halves(x):
     return out
 
 
+def positions(x):
+    """Index values of every sign and size, in the dtype of the argument (uint8 and int16 saturate)."""
+    out = nl.ndarray((128, 64), dtype=x.dtype, buffer=nl.shared_hbm)
+    for i in nl.affine_range(4):
+        values = nisa.iota(nl.arange(64)[None, :] * 300 + i * 1000 - 5000 + nl.arange(32)[:, None], dtype=x.dtype)
+        nl.store(out[nl.ds(i * 32, 32)], values)
+    return out
+
+
 def normal(*shape, dtype=np.float32, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
@@ -94,6 +103,7 @@ CASES = {
     "edges": (edges, (normal(200, 80),)),
     "triangle": (triangle, (normal(128, 64),)),
     "divisions": (halves, (normal(32, 16),)),
+    **{f"positions {d}": (positions, (np.zeros((1, 1), d),)) for d in ("int32", "float32", "uint8", "int16")},
     "rows": (k.rows.func, (normal(64, 16),)),
 }
 

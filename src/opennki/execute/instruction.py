@@ -13,7 +13,7 @@ from opennki.execute.program import Program, compile_values, is_special, leaves
 from opennki.execute.record import TRANSLATOR, Sym, Unsupported, const, tile
 from opennki.interpret.steps import Operand, Plan
 from opennki.interpret.views import View
-from opennki.ir.affine import Affine
+from opennki.ir.affine import Affine, Range, Var
 from opennki.ir.nodes import Access, IndexTile, PredTile
 from opennki.ir.verify import call_view
 from opennki.isa.declare import Plumbing
@@ -50,8 +50,8 @@ class Broken:
 class Instruction:
     """One instruction: its operands as symbols, its results as pairs of a tile and a value."""
 
-    def __init__(self, lowering: Lowering, plan: Plan) -> None:
-        self.lowering, self.plan = lowering, plan
+    def __init__(self, lowering: Lowering, plan: Plan, ranges: dict[Var, Range]) -> None:
+        self.lowering, self.plan, self.ranges = lowering, plan, ranges
         self.views, self.preds, self.indices = lowering.views, lowering.preds, lowering.indices
         self.touched: list[tuple[Access, bool]] = []
         self.pairs: list[tuple[Sym, Sym]] = []
@@ -169,8 +169,12 @@ class Instruction:
                     made = one if made is None else made * one
                 kw[param.name] = made
             elif isinstance(value, IndexTile):
+                low, high = value.base.range(self.ranges)
+                ends = [s * (n - 1) for s, n in zip(value.strides, value.shape, strict=True)]
+                if max(-(low + sum(min(e, 0) for e in ends)), high + sum(max(e, 0) for e in ends)) > 1 << 24:
+                    raise Unsupported("index values that float32 does not have")
                 self.indices.append((value.base, value.strides))
-                kw[param.name] = Sym("index", value.shape, np.dtype(np.int64), strides=tuple(value.strides), source=len(self.indices) - 1)
+                kw[param.name] = Sym("index", value.shape, np.dtype(np.float32), strides=tuple(value.strides), source=len(self.indices) - 1)
             elif isinstance(value, Affine):
                 if not (isinstance(param.spec, TileSpec) and not plan.decl.raw(self.info())):
                     raise Unsupported("an attribute that is an expression of loop indices")

@@ -162,7 +162,7 @@ class Lowering:
                 self.interpreted(instr, "left to the interpreter")
                 return
         plan = Plan(instr, self.layout, ranges, tape.kernel.loc(instr.loc), set(), self.loops, tape.seed, ())
-        one = Instruction(self, plan)
+        one = Instruction(self, plan, ranges)
         try:
             one.record()
         except Unsupported as why:

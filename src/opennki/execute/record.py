@@ -103,6 +103,8 @@ class Sym:
             return self
         if self.kind == "const" or kind == np.bool_ or (self.dtype == np.bool_ and kind == FLOAT):
             return Sym(self.kind, self.shape, kind, self.args, self.name, self.strides, self.source, self.value, self.raw, self.more)
+        if self.kind == "index" and kind.kind in "iu":
+            return self  # whole numbers that float32 holds: what stores them converts them
         if kind in (np.int64, np.uint64) and self.kind == "tile" and self.raw:
             return Sym("wide", self.shape, kind, (self,))
         raise Unsupported(f"a conversion of {self.dtype} to {kind} in the middle")
