@@ -213,6 +213,44 @@ def test_the_number_of_threads_does_not_show(monkeypatch, threads):
     np.testing.assert_array_equal(*outs)
 
 
+def heads(x, w):
+    """A product for each program, through SBUF and PSUM of its own."""
+    out = nl.ndarray((x.shape[0], 128, 512), dtype=x.dtype, buffer=nl.shared_hbm)
+    head = nl.program_id(0)
+    a, b = nl.load(x[head]), nl.load(w)
+    nl.store(out[head], nl.exp(nl.multiply(nisa.nc_matmul(a, b), 0.01)))
+    return out
+
+
+def test_programs_of_a_grid_run_on_several_threads(monkeypatch):
+    x, w = normal(6, 128, 128), normal(128, 512, seed=1)
+    ir = traced(heads, x, w, grid=6)
+    assert executor(ir).lowering.programs is not None
+    assert both(ir, [x, w])
+    outs = []
+    for threads in ("1", "2", "8"):
+        monkeypatch.setenv("OPENNKI_NUM_THREADS", threads)
+        plan, out = Prepared(ir, "off", native=native), np.zeros((6, 128, 512), np.float32)
+        for _ in range(3):
+            plan.run([x, w], [out])
+        outs.append(out)
+    assert all((o == outs[0]).all() for o in outs)
+
+
+def test_programs_that_write_one_place_run_one_after_the_other():
+    def last(x):
+        out = nl.ndarray((128, 512), dtype=x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.load(x[nl.program_id(0)]))
+        return out
+
+    x = normal(8, 128, 512)
+    ir = traced(last, x, grid=8)
+    assert executor(ir).lowering.programs is None
+    out = np.zeros((128, 512), np.float32)
+    Prepared(ir, "off", native=native).run([x], [out])
+    np.testing.assert_array_equal(out, x[7])
+
+
 def carried(x):
     out = nl.ndarray((128, x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
     total = nl.zeros((128, x.shape[1]), nl.float32)

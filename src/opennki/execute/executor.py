@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes as C
-from typing import Any
+from typing import Any, NamedTuple
 
 from opennki import settings
 from opennki.errors import NkiError, make
@@ -19,6 +19,13 @@ from opennki.ir.verify import describe
 _Pair = C.c_int64 * 2
 
 
+class _Table(NamedTuple):
+    """Pointers of all threads, and the memory that is lent to the further ones."""
+
+    rows: Any
+    others: list[Instance]
+
+
 class Executor:
     """Native code for one plan. `run` may be called from several threads, each with an instance of its own."""
 
@@ -27,7 +34,7 @@ class Executor:
         self.native = Native(lowering)
         self.steps = [step for _, step, _ in lowering.fallbacks]
         self._serial, self._threaded = lib.nki_tape_serial, lib.nki_tape_loop
-        self._serial.restype = self._threaded.restype = C.c_int64
+        self._serial.restype = self._threaded.restype = lib.nki_tape_programs.restype = C.c_int64
         self._serial.argtypes = [C.c_void_p, C.c_int64, C.c_int64, C.c_void_p, C.c_void_p, C.c_void_p, C.c_void_p]
         self._tape = C.addressof(self.native.struct)
         self._env = C.c_int64 * self.native.n_env
@@ -60,7 +67,7 @@ class Executor:
             if own is None or threads == 1:
                 error = self._serial(self._tape, start, end, env, buffers, callback, wrong)
             else:
-                error = self._loop(start, own, env, buffers, threads, wrong)
+                error = self._loop(machine, start, own, env, threads, wrong)
             if error:
                 if raised:
                     raise raised[0]
@@ -105,12 +112,31 @@ class Executor:
 
         return abi.CALLBACK(back)
 
-    def _loop(self, start: int, own: list[tuple[Alloc, int]], env: Any, buffers: Any, threads: int, wrong: Any) -> int:
-        """Run a loop on several threads; the first one works on the memory of the program, the others on their own for what each
-        iteration makes anew."""
-        threads = min(threads, int(self.lowering.ops[start][4]), 64)
+    def programs(self, machine: Instance, grid: list[tuple[int, ...]]) -> bool:
+        """Run all programs of a grid on several threads; False where they have to run one after the other. `machine` is ready for the
+        first one."""
+        threads = min(settings.current().num_threads, len(grid), 64)
+        own = self.lowering.programs
+        if own is None or threads < 2:
+            return False
+        envs = (C.c_int64 * (self.native.n_env * len(grid)))()
+        for number, program in enumerate(grid):
+            for slot, value in zip(self.tape.program_slots, program, strict=True):
+                envs[number * self.native.n_env + slot] = value
+        wrong = _Pair()
+        table = self._table(machine, own, threads)
+        error = self.lib.nki_tape_programs(C.c_void_p(self._tape), C.c_int64(len(grid)), envs, threads, table.rows, wrong)
+        self._give_back(table)
+        if error:
+            raise outside(self.lowering.broken[error - 1], wrong[0], wrong[1])
+        return True
+
+    def _table(self, machine: Instance, own: list[tuple[Alloc, int]], threads: int) -> _Table:
+        """Pointers for each thread: the first one works on the memory of the program, the others on their own for the tensors `own`."""
+        pointers = [None] * self.native.n_buffers
+        for slot in self._used:
+            pointers[slot] = machine.buffers[slot].__array_interface__["data"][0]
         others = [self._idle.pop() if self._idle else Instance(self.tape) for _ in range(threads - 1)]
-        pointers = list(buffers)
         rows = list(pointers)
         for other in others:
             row = list(pointers)
@@ -120,11 +146,19 @@ class Executor:
                 row[slot] = other.buffers[slot].__array_interface__["data"][0]
             other.used = True
             rows += row
-        table = (C.c_void_p * len(rows))(*rows)
+        return _Table((C.c_void_p * max(1, len(rows)))(*rows), others)
+
+    def _give_back(self, table: _Table) -> None:
+        if len(self._idle) < 64:
+            self._idle += table.others
+
+    def _loop(self, machine: Instance, start: int, own: list[tuple[Alloc, int]], env: Any, threads: int, wrong: Any) -> int:
+        """Run a loop on several threads."""
+        threads = min(threads, int(self.lowering.ops[start][4]), 64)
+        table = self._table(machine, own, threads)
         envs = (C.c_int64 * (self.native.n_env * threads))(*(list(env) * threads))
-        error = self._threaded(C.c_void_p(self._tape), C.c_int64(start), envs, threads, table, wrong)
-        if len(self._idle) < threads:
-            self._idle += others
+        error = self._threaded(C.c_void_p(self._tape), C.c_int64(start), envs, threads, table.rows, wrong)
+        self._give_back(table)
         return int(error)
 
 

@@ -51,6 +51,7 @@ class Lowering:
         self.body(tape.kernel.body, dict(tape.ranges))
         self.flush()
         self.emit(abi.OP_END)
+        self.programs = self._programs()
 
     def emit(self, code: int, a: int = 0, b: int = 0, c: int = 0, n: int = 0) -> int:
         """Append an op; returns its place."""
@@ -83,6 +84,19 @@ class Lowering:
             else:
                 out = out.add(Affine(0, ((atom, coefficient),)))
         return out
+
+    def _programs(self) -> list[tuple[Alloc, int]] | None:
+        """The tensors that each program of the grid has for itself, where programs provably share nothing but what they only read;
+        None where they are not proven to, or too small to pay."""
+        kernel, tape = self.tape.kernel, self.tape
+        many = [v for v in kernel.grid if v.hi > 0]
+        if len(many) != 1 or self.fallbacks or (many[0].hi + 1) * work(kernel.body) <= WORTH:
+            return None
+        used = self.slots()
+        if any(slot in used for _, slot in tape.renewed):
+            return None  # each program needs it blank
+        own = independent(For(many[0], many[0].hi + 1, "affine", kernel.body), dict(tape.ranges), self.touched, programs=True)
+        return None if own is None else [(a, self.layout.alloc(a)) for a in own]
 
     def slots(self) -> set[int]:
         """Slots of the tensors that native code touches."""

@@ -20,14 +20,16 @@ Use = tuple[Access, bool, dict[Var, Range]]  # access, whether it is written, th
 Touched = dict[Instr, list[tuple[Access, bool]]]
 
 
-def independent(loop: For, ranges: dict[Var, Range], touched: Touched) -> set[Alloc] | None:
+def independent(loop: For, ranges: dict[Var, Range], touched: Touched, programs: bool = False) -> set[Alloc] | None:
     """The tensors that each iteration has for itself, or None where iterations are not proven independent. `touched`: what each
-    instruction reads (False) and writes (True)."""
+    instruction reads (False) and writes (True). `programs`: the iterations are the programs of a grid, which share the tensors in
+    shared HBM that they make."""
     own: set[Alloc] = set()
     uses: dict[Alloc, list[Use]] = {}
     for stmt, inner in _walk(loop.body, {**ranges, loop.var: (0, loop.trips - 1)}):
         if isinstance(stmt, Alloc):
-            own.add(stmt)
+            if not (programs and stmt.space == "shared_hbm"):
+                own.add(stmt)
         elif isinstance(stmt, DoWhile):
             if stmt.cond is not None:
                 uses.setdefault(stmt.cond.alloc, []).append((stmt.cond, False, inner))
@@ -37,7 +39,7 @@ def independent(loop: For, ranges: dict[Var, Range], touched: Touched) -> set[Al
     for alloc, seen in uses.items():
         if alloc in own:
             if alloc.space == "shared_hbm":
-                return None
+                return None  # made in a loop: one memory for all iterations
             continue
         if any(written for _, written, _ in seen) and not _windows(loop.var, seen):
             return None

@@ -36,8 +36,9 @@ class Prepared:
 
     def __init__(self, kernel: Kernel, level: Any = "fast", tape: Tape | None = None,
                  native: Callable[[Tape], Any] | None = None) -> None:
-        """`native(tape)`: an object whose `run(instance)` runs a program in the place of the interpreter and whose `direct(slots)` is
-        the short way for single programs, or None where there is no such (`opennki.execute`)."""
+        """`native(tape)`: an object that runs programs in the place of the interpreter, or None where there is no such: `run(instance)`
+        one program, `programs(instance, grid)` all at once if it can, `direct(slots)` the short way for single ones (see
+        `opennki.execute.executor`)."""
         self.kernel = kernel
         self.checks = Checks.of(level)
         self.tape = tape = tape if tape is not None else tape_of(kernel, self.checks)
@@ -73,6 +74,7 @@ class Prepared:
         found = native(tape) if native is not None else None
         self._go: Callable[[Instance], Any] = found.run if found is not None else lambda machine: machine.run()
         self._short = self._shortest(found) if found is not None else None
+        self._many = found.programs if found is not None and not self.copies else None
 
     def _shortest(self, native: Any) -> Any:
         """The short way to run, where a call is one program with nothing to prepare: no tensors to blank, no results to copy."""
@@ -182,6 +184,10 @@ class Prepared:
                 machine.begin(program, shared, seed, report, out, owners)
             run_all(machines, numbers, self.kernel.cores, step)
             return machines
+        if self._many is not None and order == "program" and progress is None:
+            machines[0].begin(grid[0], shared, seed, report, out, owners)
+            if self._many(machines[0], grid):
+                return machines
         for number in numbers:
             machines[0].begin(grid[number], shared, seed, report, out, owners)
             if total == 1:
