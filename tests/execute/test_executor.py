@@ -11,7 +11,7 @@ from tests.bind import kernels as k
 from tests.execute.agree import both
 
 from opennki.errors import NkiIndexError
-from opennki.execute import build
+from opennki.execute import build, pointers
 from opennki.execute.executor import coverage, executor_of, native
 from opennki.interpret.checks import Checks, tape_of
 from opennki.interpret.prepared import Prepared
@@ -298,6 +298,12 @@ def test_several_python_threads_at_once():
     for t in pool:
         t.join(120)
     assert not wrong and not any(t.is_alive() for t in pool)
+
+
+def test_addresses_are_those_of_the_public_attribute():
+    a = normal(5, 7)
+    for array in (a, a[1:, 3:], a[::-1], a.T, np.zeros((0, 2)), np.zeros((2, 2), BF16)):
+        assert pointers.address(array) == array.__array_interface__["data"][0]
 
 
 # ---- what runs where ----

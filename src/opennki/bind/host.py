@@ -104,7 +104,7 @@ class HostKernel:
                 f"{self.payload.func_name}: the call has {len(given)} {what}s, and the kernel in its payload {len(wanted)}",
                 loc=UNKNOWN, rule="a custom call has the operands and results that its payload names",
             )
-        return [w.fit(what, g) for w, g in zip(wanted, given)]
+        return [g if g.dtype is w.public and w.same and g.shape == w.shape else w.fit(what, g) for w, g in zip(wanted, given)]
 
 
 class _Buffer:

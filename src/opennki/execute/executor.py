@@ -11,6 +11,7 @@ from opennki.execute import abi
 from opennki.execute.build import library
 from opennki.execute.instruction import Broken
 from opennki.execute.lower import Lowering, Native
+from opennki.execute.pointers import address
 from opennki.execute.record import Unsupported
 from opennki.interpret.machine import Instance, Tape, blank
 from opennki.ir.nodes import Alloc
@@ -58,7 +59,7 @@ class Executor:
         buffers = self._pointers()
         held = machine.buffers
         for slot in self._used:
-            buffers[slot] = held[slot].__array_interface__["data"][0]
+            buffers[slot] = address(held[slot])
         wrong = _Pair()
         raised: list[BaseException] = []
         callback = self._callback(machine, env, raised) if self.steps else None
@@ -86,11 +87,11 @@ class Executor:
             if kept is None:
                 buffers = self._pointers()
                 for slot in own:
-                    buffers[slot] = machine.buffers[slot].__array_interface__["data"][0]
+                    buffers[slot] = address(machine.buffers[slot])
                 kept = machine.native = buffers, self._env(), _Pair()
             buffers, env, wrong = kept
             for slot, array in zip(slots, arrays, strict=True):
-                buffers[slot] = array.__array_interface__["data"][0]
+                buffers[slot] = address(array)
             error = self._serial(self._tape, start, end, env, buffers, None, wrong)
             if error:
                 raise outside(self.lowering.broken[error - 1], wrong[0], wrong[1])
@@ -133,9 +134,9 @@ class Executor:
 
     def _table(self, machine: Instance, own: list[tuple[Alloc, int]], threads: int) -> _Table:
         """Pointers for each thread: the first one works on the memory of the program, the others on their own for the tensors `own`."""
-        pointers = [None] * self.native.n_buffers
+        pointers: list[int | None] = [None] * self.native.n_buffers
         for slot in self._used:
-            pointers[slot] = machine.buffers[slot].__array_interface__["data"][0]
+            pointers[slot] = address(machine.buffers[slot])
         others = [self._idle.pop() if self._idle else Instance(self.tape) for _ in range(threads - 1)]
         rows = list(pointers)
         for other in others:
@@ -143,7 +144,7 @@ class Executor:
             for alloc, slot in own:
                 if other.used and alloc in self.tape.unset:
                     blank(other.buffers[slot], alloc)
-                row[slot] = other.buffers[slot].__array_interface__["data"][0]
+                row[slot] = address(other.buffers[slot])
             other.used = True
             rows += row
         return _Table((C.c_void_p * max(1, len(rows)))(*rows), others)
