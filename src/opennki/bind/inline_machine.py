@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from opennki.bind.inline_bodies import body_of
+from opennki.bind.inline_bodies import TRANSLATOR
 from opennki.bind.inline_memory import Memory, all_hold, holds, index_values, value_of
 from opennki.bind.inline_numbers import read, store
 from opennki.bind.inline_values import Unknown, Value, known, plain, to_jax
@@ -21,9 +21,9 @@ from opennki.errors import NkiError, NkiValueError
 from opennki.interpret.steps import _shape_for
 from opennki.ir.affine import Affine, Pred, Range, Var, narrowed
 from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, IndexTile, Instr, Kernel, PredTile, Stmt, statements
-from opennki.ir.verify import accesses, call_view, reads_of
+from opennki.ir.verify import accesses, call_view, iteration_shape, reads_of
 from opennki.isa import dtypes
-from opennki.isa.declare import ISA, Instruction, Plumbing, Register, Tile
+from opennki.isa.declare import ISA, Plumbing, Register, Tile
 
 UNROLL_TRIPS = 4
 UNROLL_INSTRUCTIONS = 64
@@ -204,7 +204,7 @@ class _Call:
         self.machine, self.instr = machine, instr
         self.decl = decl = ISA[instr.op]
         self.raw = decl.raw(call_view(decl, instr.operands, instr.engine, instr.results[0].dtype if instr.results else None))
-        self.iteration = _iteration(decl, instr)
+        self.iteration = iteration_shape(decl, instr)
         self.skip = bool(instr.operands[decl.index["oob_mode"]]) if "oob_mode" in decl.index else False
         self.skipped: Any = None
         self.given: dict[str, Any] = {}
@@ -222,7 +222,7 @@ class _Call:
             self._print()
             return []
         outs = self.outs + self.registers
-        result = body_of(instr.op)(**self.given)
+        result = TRANSLATOR.body(instr.op)(**self.given)
         values = [] if result is None else list(result) if isinstance(result, tuple) else [result]
         if len(values) != len(outs):
             values = [v for v in values if v is not None]
@@ -363,17 +363,3 @@ class _Call:
 
 def _value(value: Any) -> Any:
     return Value(value) if isinstance(value, (np.ndarray, jax.Array)) else value
-
-
-def _iteration(decl: Instruction, instr: Instr) -> tuple[int, ...]:
-    """The shape that the mask of an instruction counts (as `interpret.steps`)."""
-    if decl.mask_on:
-        value = instr.operands[decl.index[decl.mask_on]]
-        if isinstance(value, Access):
-            return value.shape
-    if instr.results:
-        return instr.results[0].shape
-    for param, value in zip(decl.params, instr.operands, strict=True):
-        if isinstance(param.spec, Tile) and param.spec.writes and isinstance(value, Access):
-            return value.shape
-    return next((v.shape for v in instr.operands if isinstance(v, Access)), ())

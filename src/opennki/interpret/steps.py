@@ -17,7 +17,7 @@ from opennki.interpret.mask import Masker, clip, index_values, truth_of
 from opennki.interpret.views import Layout, View, compile_affine, value_of
 from opennki.ir.affine import Affine, Range, Var
 from opennki.ir.nodes import Access, IndexTile, Instr, PredTile
-from opennki.ir.verify import call_view, reads_of
+from opennki.ir.verify import call_view, iteration_shape, reads_of
 from opennki.isa import dtypes
 from opennki.isa.declare import ISA, Instruction, Param, Plumbing, Register, Tile
 
@@ -70,7 +70,7 @@ class Plan:
         self.inputs: list[Operand] = []
         self.outputs: list[tuple[View, Any, str]] = []
         self.lazy: list[tuple[str, Any]] = []
-        self.iteration = self._iteration(decl, instr, info)
+        self.iteration = iteration_shape(decl, instr)
         out_views: list[tuple[View, str]] = []
         for access in instr.results:
             out_views.append((View(access, layout, ranges, f"{instr.op}: result", loc, masked), "result"))
@@ -94,18 +94,6 @@ class Plan:
         self.suspect_reads = [(o, layout.var(s.var), s) for s in suspects if s.mode == "read" for o in self.inputs
                               if o.view.access is s.access]
         self.gets_out = any(v.alloc.space not in ("sbuf", "psum", "register") for v, _, _ in self.outputs)
-
-    def _iteration(self, decl: Instruction, instr: Instr, info: Any) -> tuple[int, ...]:
-        if decl.mask_on:
-            value = getattr(info, decl.mask_on)
-            if isinstance(value, Access):
-                return value.shape
-        if instr.results:
-            return instr.results[0].shape
-        for param, value in zip(decl.params, instr.operands, strict=True):
-            if isinstance(param.spec, Tile) and param.spec.writes and isinstance(value, Access):
-                return value.shape
-        return next((v.shape for v in instr.operands if isinstance(v, Access)), ())
 
     def _operand(self, param: Param, value: Any, raw: bool, ranges: dict[Var, Range], outs: list[tuple[View, str]],
                  registers: list[tuple[View, str]], skip: bool, stream: list[int], seed: int) -> None:

@@ -194,6 +194,21 @@ def accesses(instr: Instr) -> Iterator[tuple[Access, bool, bool]]:
         yield from ((d, True, False) for d in access.dynamic())
 
 
+def iteration_shape(decl: Instruction, instr: Instr) -> tuple[int, ...]:
+    """The shape of an instruction's iteration space, which its mask counts: of the operand that the declaration names, else of the first
+    tile written, else of the first one read."""
+    if decl.mask_on:
+        value = instr.operands[decl.index[decl.mask_on]]
+        if isinstance(value, Access):
+            return value.shape
+    if instr.results:
+        return instr.results[0].shape
+    for param, value in zip(decl.params, instr.operands, strict=True):
+        if isinstance(param.spec, Tile) and param.spec.writes and isinstance(value, Access):
+            return value.shape
+    return next((v.shape for v in instr.operands if isinstance(v, Access)), ())
+
+
 def verify(kernel: Kernel, target: Target) -> None:
     """Check every instruction, and that every tensor is used inside the scope that it is made in."""
     known = {a for a in (*kernel.params, *kernel.constant_allocs)}

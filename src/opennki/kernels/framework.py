@@ -26,7 +26,7 @@ from opennki.kernels.base import TraceKernel
 from opennki.kernels.options import compile_opts
 from opennki.kernels.payload import encode_backend_config
 from opennki.kernels.speckey import captured, return_shape_dtype_or_hashable
-from opennki.trace.kernel import DeclTensor, Options, Output, rebuild, trace_bound
+from opennki.trace.kernel import DeclTensor, Options, Output, map_arrays, rebuild, trace_bound
 from opennki.trace.mac import matmul_mac_count
 
 MAX_SPECIALISATIONS = 512
@@ -205,29 +205,16 @@ class FrameworkKernel(TraceKernel):
     def _map_args(self, boundargs: inspect.BoundArguments) -> tuple[dict[str, Any], list[Any]]:
         """Arguments by name with tensors as DeclTensors, and the tensors in the order of the kernel's operands."""
         tensors: list[Any] = []
-        return {name: self._map(value, tensors) for name, value in boundargs.arguments.items()}, tensors
 
-    def _map(self, value: Any, tensors: list[Any]) -> Any:
-        """As `trace.kernel.map_arrays` goes through an argument: lists, tuples and dicts that hold tensors."""
-        kind = type(value)
-        if kind in (int, float, str, bool) or value is None:
-            return value
-        if isinstance(value, (dict, list, tuple)):
-            count = len(tensors)
-            items = value.values() if isinstance(value, dict) else value
-            mapped = [self._map(v, tensors) for v in items]
-            if len(tensors) == count:
-                return value
-            if isinstance(value, dict):
-                return dict(zip(value, mapped, strict=True))
-            return kind(*mapped) if hasattr(value, "_fields") else kind(mapped)
-        return self._map_to_decltensor_or_passthrough(value, tensors)
+        def declared(tensor: Any, _: str) -> DeclTensor:
+            tensors.append(tensor)
+            return self._map_to_decltensor(tensor)
 
-    def _map_to_decltensor_or_passthrough(self, value: Any, tensors: list[Any]) -> Any:
-        if not self.is_framework_tensor(value):
-            return value
-        shape, dtype = self.map_framework_tensor(value)
-        tensors.append(value)
+        arguments = boundargs.arguments.items()
+        return {name: map_arrays(value, name, declared, self.is_framework_tensor) for name, value in arguments}, tensors
+
+    def _map_to_decltensor(self, tensor: Any) -> DeclTensor:
+        shape, dtype = self.map_framework_tensor(tensor)
         return DeclTensor(tuple(int(n) for n in shape), _neuron_dtype(self.translate_to_neuron_dtype(dtype), dtype))
 
     def _generate_hash_key(self, mapped: dict[str, Any], options: Options) -> Any:

@@ -57,22 +57,24 @@ def is_array(value: Any) -> bool:
     return isinstance(value, (np.ndarray, DeclTensor))
 
 
-def map_arrays(value: Any, name: str, fn: Callable[[Any, str], Any]) -> Any:
-    """The value with each array in it (also inside lists, tuples and dicts) replaced by fn(array, name)."""
-    if is_array(value):
-        return fn(value, name)
-    if isinstance(value, list) and _holds_array(value):
-        return [map_arrays(v, f"{name}_{i}", fn) for i, v in enumerate(value)]
-    if isinstance(value, tuple) and _holds_array(value):
-        mapped = [map_arrays(v, f"{name}_{i}", fn) for i, v in enumerate(value)]
-        return type(value)(*mapped) if hasattr(value, "_fields") else tuple(mapped)
-    if isinstance(value, dict) and _holds_array(list(value.values())):
-        return {k: map_arrays(v, f"{name}_{k}", fn) for k, v in value.items()}
-    return value
+_PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
-def _holds_array(values: Any) -> bool:
-    return any(is_array(v) or (isinstance(v, (list, tuple)) and _holds_array(v)) for v in values)
+def map_arrays(value: Any, name: str, fn: Callable[[Any, str], Any], wanted: Callable[[Any], bool] = is_array) -> Any:
+    """The value with each array in it (also inside lists, tuples and dicts) replaced by fn(array, name); containers without any stay the
+    same objects. `wanted` says what an array is."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, dict):
+        mapped = {k: map_arrays(v, f"{name}_{k}", fn, wanted) for k, v in value.items()}
+        return value if all(mapped[k] is v for k, v in value.items()) else mapped
+    if isinstance(value, (list, tuple)):
+        items = [map_arrays(v, f"{name}_{i}", fn, wanted) for i, v in enumerate(value)]
+        if all(a is b for a, b in zip(items, value, strict=True)):
+            return value
+        return kind(*items) if hasattr(value, "_fields") else list(items) if isinstance(value, list) else tuple(items)
+    return fn(value, name) if wanted(value) else value
 
 
 def bind_arguments(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
