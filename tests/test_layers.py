@@ -19,6 +19,8 @@ LAYERS = (
     ("trace",),
     ("interpret",),
     ("execute",),
+    ("passes",),
+    ("timing",),
     ("kernels",),
     ("bind",),
     ("dialects",),
