@@ -10,9 +10,10 @@ from opennki.errors import NkiError, make
 from opennki.execute import abi
 from opennki.execute.build import library
 from opennki.execute.instruction import Broken
-from opennki.execute.lower import Lowering, Native
+from opennki.execute.lower import Lowering
 from opennki.execute.pointers import address
 from opennki.execute.record import Unsupported
+from opennki.execute.tape import Native
 from opennki.interpret.machine import Instance, Tape, blank
 from opennki.ir.nodes import Alloc
 from opennki.ir.verify import describe
@@ -34,52 +35,39 @@ class Executor:
         self.tape, self.lowering, self.lib = tape, lowering, lib
         self.native = Native(lowering)
         self.steps = [step for _, step, _ in lowering.fallbacks]
-        self._serial, self._threaded = lib.nki_tape_serial, lib.nki_tape_loop
-        self._serial.restype = self._threaded.restype = lib.nki_tape_programs.restype = C.c_int64
-        self._serial.argtypes = [C.c_void_p, C.c_int64, C.c_int64, C.c_void_p, C.c_void_p, C.c_void_p, C.c_void_p]
+        self._run = lib.nki_tape_serial
+        self._run.restype = lib.nki_tape_programs.restype = C.c_int64
+        self._run.argtypes = [C.c_void_p, C.c_void_p, C.c_int32, C.c_void_p, C.c_void_p, C.c_void_p]
         self._tape = C.addressof(self.native.struct)
         self._env = C.c_int64 * self.native.n_env
         self._pointers = C.c_void_p * max(1, self.native.n_buffers)
-        self._used = [slot for slot in range(self.native.n_buffers) if slot in lowering.slots()]
+        self._used = sorted(lowering.slots())
         self._idle: list[Instance] = []  # memory of further threads
-        # parts of the tape: (from, to, tensors that each thread has for itself or None for one thread)
-        self.parts: list[tuple[int, int, list[tuple[Alloc, int]] | None]] = []
-        at = 0
-        for start, (end, own) in sorted(lowering.parallel.items()):
-            if at < start:
-                self.parts.append((at, start, None))
-            self.parts.append((start, end, own))
-            at = end
-        if at < len(lowering.ops):
-            self.parts.append((at, len(lowering.ops), None))
+        loops = lowering.parallel
+        self._most = min(64, max([loop.trips for loop in loops], default=1))  # threads that there is work for
+        # tensors that each thread has for itself
+        self._own = [(a, lowering.layout.alloc(a)) for loop in loops for a in loop.own or ()]
 
     def run(self, machine: Instance) -> None:
         """Run a program to its end. Raises what the interpreter would raise."""
         env = self._env(*machine.env[: self.native.n_env])
-        buffers = self._pointers()
-        held = machine.buffers
-        for slot in self._used:
-            buffers[slot] = address(held[slot])
         wrong = _Pair()
         raised: list[BaseException] = []
         callback = self._callback(machine, env, raised) if self.steps else None
-        threads = settings.current().num_threads if self.lowering.parallel else 1
-        for start, end, own in self.parts:
-            if own is None or threads == 1:
-                error = self._serial(self._tape, start, end, env, buffers, callback, wrong)
-            else:
-                error = self._loop(machine, start, own, env, threads, wrong)
-            if error:
-                if raised:
-                    raise raised[0]
-                raise outside(self.lowering.broken[error - 1], wrong[0], wrong[1])
+        threads = min(settings.current().num_threads, self._most) if self._most > 1 else 1
+        table = self._table(machine, self._own, threads)
+        error = self._run(self._tape, env, threads, table.rows, callback, wrong)
+        self._give_back(table)
+        if error:
+            if raised:
+                raise raised[0]
+            raise outside(self.lowering.broken[error - 1], wrong[0], wrong[1])
 
     def direct(self, slots: list[int]) -> Any:
         """The shortest way to run a single program: a function of an instance and of the arrays for these slots, in order. None where a
         run needs more than that."""
-        if self.steps or len(self.parts) != 1 or self.parts[0][2] is not None:
+        if self.steps or self._most > 1:
             return None
-        start, end, _ = self.parts[0]
         own = [slot for slot in self._used if slot not in slots]
 
         def run(machine: Instance, arrays: list[Any]) -> None:
@@ -92,7 +80,7 @@ class Executor:
             buffers, env, wrong = kept
             for slot, array in zip(slots, arrays, strict=True):
                 buffers[slot] = address(array)
-            error = self._serial(self._tape, start, end, env, buffers, None, wrong)
+            error = self._run(self._tape, env, 1, buffers, None, wrong)
             if error:
                 raise outside(self.lowering.broken[error - 1], wrong[0], wrong[1])
 
@@ -152,15 +140,6 @@ class Executor:
     def _give_back(self, table: _Table) -> None:
         if len(self._idle) < 64:
             self._idle += table.others
-
-    def _loop(self, machine: Instance, start: int, own: list[tuple[Alloc, int]], env: Any, threads: int, wrong: Any) -> int:
-        """Run a loop on several threads."""
-        threads = min(threads, int(self.lowering.ops[start][4]), 64)
-        table = self._table(machine, own, threads)
-        envs = (C.c_int64 * (self.native.n_env * threads))(*(list(env) * threads))
-        error = self._threaded(C.c_void_p(self._tape), C.c_int64(start), envs, threads, table.rows, wrong)
-        self._give_back(table)
-        return int(error)
 
 
 def outside(broken: Broken, first: int, last: int) -> NkiError:

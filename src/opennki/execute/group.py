@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from opennki.execute import abi
-from opennki.execute.instruction import Call, Instruction
+from opennki.execute.calls import Call
+from opennki.execute.instruction import Instruction
 from opennki.execute.record import Sym, Unsupported, strides_of
 from opennki.ir.nodes import Alloc, Instr
 

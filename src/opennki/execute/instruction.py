@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from opennki.execute import abi
+from opennki.execute.calls import Call
 from opennki.execute.program import Program, compile_values, is_special, leaves
 from opennki.execute.record import TRANSLATOR, Sym, Unsupported, const, tile
 from opennki.interpret.steps import Operand, Plan
@@ -23,20 +24,6 @@ if TYPE_CHECKING:
     from opennki.execute.lower import Lowering
 
 MAX_ADDRESSES = 16  # of a call, as in tape.c
-
-
-@dataclass
-class Call:
-    """An instruction with a native form, before it is laid out in memory."""
-
-    kind: int
-    what: Any
-    addresses: list[tuple[Affine, int]]
-    shape: tuple[int, ...] = ()
-    bounds: list[tuple[Affine, tuple[int, ...], int, int]] = field(default_factory=list)
-    clips: list[tuple[Affine, int, int]] = field(default_factory=list)
-    preds: list[Affine] = field(default_factory=list)
-    indices: list[Affine] = field(default_factory=list)
 
 
 @dataclass

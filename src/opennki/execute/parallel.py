@@ -1,65 +1,104 @@
 """Which loops run on several threads: those whose iterations provably share nothing but what they only read.
 
 The proof is by windows: along some dimension, everything that an iteration touches of a tensor that the loop writes lies in a window that
-moves with the loop index by at least its own length. Results do not depend on the number of threads: an iteration is computed by one.
+moves with the loop index by at least its own length (or in places that interleave without meeting). Tensors that are made in the loop, or
+that every iteration writes before it reads them and nobody needs afterwards, are of one iteration. Results do not depend on the number of
+threads: an iteration is computed by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import prod
+from typing import TYPE_CHECKING
 
+from opennki.execute.nodes import Back, Loop, Made, Node, Repeat, Run, Zero, inner, walk, work
 from opennki.ir.affine import Range, Var
-from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, Instr, Stmt
+from opennki.ir.nodes import Access, Alloc
+from opennki.ir.verify import accesses
+from opennki.trace.independence import disjoint
+
+if TYPE_CHECKING:
+    from opennki.execute.lower import Lowering
+    from opennki.interpret.machine import Tape
 
 WORTH = 1 << 17  # elements that a loop handles, from which threads pay
+FEW = 8  # iterations below which a loop inside may share the work better
 
 Use = tuple[Access, bool, dict[Var, Range]]  # access, whether it is written, the ranges of the loops around it
 
 
-Touched = dict[Instr, list[tuple[Access, bool]]]
-
-
-def independent(loop: For, ranges: dict[Var, Range], touched: Touched, programs: bool = False) -> set[Alloc] | None:
-    """The tensors that each iteration has for itself, or None where iterations are not proven independent. `touched`: what each
-    instruction reads (False) and writes (True). `programs`: the iterations are the programs of a grid, which share the tensors in
-    shared HBM that they make."""
+def independent(lowering: Lowering, body: list[Node], var: Var, programs: bool = False) -> set[Alloc] | None:
+    """The tensors that each iteration has for itself, or None where iterations are not proven independent. `programs`: the iterations are
+    the programs of a grid, which share the tensors in shared HBM that they make."""
     own: set[Alloc] = set()
     uses: dict[Alloc, list[Use]] = {}
-    for stmt, inner in _walk(loop.body, {**ranges, loop.var: (0, loop.trips - 1)}):
-        if isinstance(stmt, Alloc):
-            if not (programs and stmt.space == "shared_hbm"):
-                own.add(stmt)
-        elif isinstance(stmt, DoWhile):
-            if stmt.cond is not None:
-                uses.setdefault(stmt.cond.alloc, []).append((stmt.cond, False, inner))
-        elif isinstance(stmt, Instr):
-            for access, written in touched[stmt]:
-                uses.setdefault(access.alloc, []).append((access, written, inner))
+    for node in walk(body):
+        if isinstance(node, Back):
+            return None
+        if isinstance(node, Made):
+            if not (programs and node.alloc.space == "shared_hbm"):
+                own.add(node.alloc)
+        elif isinstance(node, Repeat):
+            uses.setdefault(node.cond.alloc, []).append((node.cond, False, {}))
+        elif isinstance(node, Run):
+            for access, written in node.touches:
+                uses.setdefault(access.alloc, []).append((access, written, node.ranges))
+    fresh = None if programs else restarted(lowering, body)
     for alloc, seen in uses.items():
         if alloc in own:
             if alloc.space == "shared_hbm":
                 return None  # made in a loop: one memory for all iterations
             continue
-        if any(written for _, written, _ in seen) and not _windows(loop.var, seen):
+        if not any(written for _, written, _ in seen) or windows(var, seen):
+            continue
+        if fresh is None or alloc not in fresh:
             return None
-    return own
+        own.add(alloc)
+    zeroed = {node.alloc for node in walk(body) if isinstance(node, Zero)}
+    return own if zeroed <= own else None
 
 
-def _walk(body: list[Stmt], ranges: dict[Var, Range]) -> Iterator[tuple[Stmt, dict[Var, Range]]]:
-    for stmt in body:
-        yield stmt, ranges
-        if isinstance(stmt, For):
-            yield from _walk(stmt.body, {**ranges, stmt.var: (0, stmt.trips - 1)})
-        elif isinstance(stmt, If):
-            yield from _walk(stmt.then, ranges)
-            yield from _walk(stmt.orelse, ranges)
-        elif isinstance(stmt, DoWhile):
-            yield from _walk(stmt.body, ranges)
+def uses(body: list[Node], tape: Tape) -> dict[Alloc, int]:
+    """How many nodes use each tensor; tensors that outlive the kernel count once more."""
+    count: dict[Alloc, int] = {}
+    for node in walk(body):
+        for alloc in used(node):
+            count[alloc] = count.get(alloc, 0) + 1
+    for access in tape.kernel.outputs:
+        count[access.alloc] = count.get(access.alloc, 0) + 1
+    return count
 
 
-def _windows(var: Var, uses: list[Use]) -> bool:
-    """Whether, along one dimension, what each iteration touches is in a window of its own."""
+def used(node: Node) -> set[Alloc]:
+    """The tensors that a node itself uses."""
+    if isinstance(node, Back):
+        return {a.alloc for a, _, _ in accesses(node.instr)}
+    if isinstance(node, Repeat):
+        return {node.cond.alloc}
+    return {a.alloc for a, _ in node.touches} if isinstance(node, Run) else set()
+
+
+def restarted(lowering: Lowering, body: list[Node]) -> set[Alloc]:
+    """The tensors on chip that every execution of a body writes completely before it reads them, and that nobody else uses."""
+    count: dict[Alloc, int] = {}
+    for node in walk(body):
+        for alloc in used(node):
+            count[alloc] = count.get(alloc, 0) + 1
+    out: set[Alloc] = set()
+    met: set[Alloc] = set()
+    for node in body:
+        if isinstance(node, Run) and node.call.overwrites:
+            read = {a.alloc for a, written in node.touches if not written}
+            out.update(
+                [a.alloc for a, written in node.touches if written and a.is_whole and a.alloc.on_chip and a.alloc.kind == "local"
+                 and a.alloc not in met | read and count[a.alloc] == lowering.uses[a.alloc]]
+            )  # fmt: skip
+        for one in walk([node]):
+            met |= used(one)
+    return out
+
+
+def windows(var: Var, uses: list[Use]) -> bool:
+    """Whether what each iteration touches is apart from what all others touch."""
     first = uses[0][0]
     views = {(a.view_shape, a.dtype) for a, _, _ in uses}
     if len(views) != 1 or any(d.dyn is not None for a, _, _ in uses for d in a.dims):
@@ -73,7 +112,7 @@ def _windows(var: Var, uses: list[Use]) -> bool:
         high = 0
         for access, _, ranges in uses:
             dim = access.dims[axis]
-            if any(var in atom.variables() and atom is not var for atom, _ in dim.base.terms):
+            if any(atom is not var and var in atom.variables() for atom, _ in dim.base.terms):
                 break  # the index is inside a division
             a, b = dim.base.range({**ranges, var: (0, 0)})
             for s, n in zip(dim.strides, access.shape, strict=True):
@@ -82,19 +121,41 @@ def _windows(var: Var, uses: list[Use]) -> bool:
         else:
             if low is not None and high - low < abs(step):
                 return True
-    return False
+    counts = {v: high - low + 1 for _, _, ranges in uses for v, (low, high) in ranges.items()}
+    return disjoint([a for a, _, _ in uses], var, counts)
 
 
-def work(body: list[Stmt]) -> int:
-    """Elements that one execution of a body handles, about."""
-    total = 0
-    for stmt in body:
-        if isinstance(stmt, Instr):
-            total += max([prod(a.shape) for a in stmt.operands if isinstance(a, Access)], default=0)
-        elif isinstance(stmt, For):
-            total += stmt.trips * work(stmt.body)
-        elif isinstance(stmt, If):
-            total += max(work(stmt.then), work(stmt.orelse))
-        elif isinstance(stmt, DoWhile):
-            total += work(stmt.body)
-    return total
+def choose(lowering: Lowering, body: list[Node]) -> None:
+    """Mark the loops that run on several threads: of each nest one loop, the outermost that is worth it, unless it has few iterations and
+    the loops inside share all of its work better."""
+    for node in body:
+        if isinstance(node, Loop) and _marked(lowering, node):
+            continue
+        for part in inner(node):
+            choose(lowering, part)
+
+
+def _marked(lowering: Lowering, loop: Loop) -> bool:
+    if loop.trips < 2 or loop.trips * work(loop.body) <= WORTH:
+        return False
+    own = loop.own if loop.own is not None else independent(lowering, loop.body, loop.var)
+    if own is None:
+        return False
+    if loop.trips < FEW and _shared_inside(lowering, loop):
+        return False
+    loop.own, loop.parallel = own, True
+    return True
+
+
+def _shared_inside(lowering: Lowering, loop: Loop) -> bool:
+    """Whether loops inside have more iterations, and nearly all of the work."""
+    inside = 0
+    for node in loop.body:
+        if isinstance(node, Loop) and node.trips >= FEW and node.trips * work(node.body) > 4 * WORTH:
+            if node.own is None:
+                node.own = independent(lowering, node.body, node.var)
+            if node.own is not None:
+                inside += node.trips * work(node.body)
+    return inside >= 0.95 * work(loop.body)
+
+

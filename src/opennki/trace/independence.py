@@ -56,10 +56,10 @@ class _Touch:
 
 def separates(access: Access, var: Var, counts: dict[Var, int]) -> bool:
     """True when different values of a variable certainly address different elements."""
-    return _disjoint([access], var, counts)
+    return disjoint([access], var, counts)
 
 
-def _disjoint(group: list[Access], var: Var, counts: dict[Var, int]) -> bool:
+def disjoint(group: list[Access], var: Var, counts: dict[Var, int]) -> bool:
     """True when, for different values of a variable, no element is addressed by any two of the accesses.
 
     One dimension is enough in which all of them have the variable with one coefficient, and in which the strides of what they have in
@@ -194,7 +194,7 @@ def _reads(alloc: Alloc, var: Var, touches: list[_Touch], counts: dict[Var, int]
     updated = {id(t.instr) for t in touches if t.update}
     reads = [t for t in touches if t.reads and not t.writes and id(t.instr) not in updated]
     writes = [t for t in touches if t.writes]
-    if not reads or not writes or _disjoint([t.access for t in reads + writes], var, counts):
+    if not reads or not writes or disjoint([t.access for t in reads + writes], var, counts):
         return
     if any(dtypes.itemsize(t.access.dtype) != dtypes.itemsize(alloc.dtype) for t in reads + writes):
         return

@@ -191,7 +191,7 @@ typedef struct {
 
 enum nki_op_code {
     NKI_OP_END,
-    NKI_OP_FOR,   /* env[a] = 0; if n == 0 jump to b */
+    NKI_OP_FOR,   /* env[a] = 0; if n == 0 jump to b; c: iterations may run on several threads */
     NKI_OP_NEXT,  /* env[a]++; if it is below n jump to b */
     NKI_OP_IF,    /* affine a < 0: jump to b */
     NKI_OP_JUMP,  /* to b */
@@ -219,25 +219,16 @@ typedef struct {
 /* What a run asks Python for: the interpreter's step of an instruction without a native form. */
 typedef int32_t (*nki_callback)(int32_t index);
 
-/* Run ops from .. to. Returns 0, or -1 when a callback stopped it, or the number (>= 1) of the bound that was broken,
- * with its first and last index in `wrong`. */
-int64_t nki_tape_run(const nki_tape *t, int64_t from, int64_t to, int64_t *env, char *const *buffers, void *scratch,
-                     nki_callback back, int64_t *wrong);
+/* Run a tape for Python, in the floating-point mode of the interpreter. `buffers` has a row of pointers for each of `threads`
+ * threads, `env` the values of the variables; loops that are marked parallel run on up to that many threads, each with its
+ * row. Nothing in such a loop may call back. Returns 0, or -1 when a callback stopped the run, or the number (>= 1) of the
+ * check that failed (of the lowest iteration where there are several), with its first and last index in `wrong`. */
+int64_t nki_tape_serial(const nki_tape *t, int64_t *env, int threads, char *const *buffers, nki_callback back, int64_t *wrong);
 
-/* nki_tape_run for Python: in the floating-point mode of the interpreter, with scratch memory of its own. */
-int64_t nki_tape_serial(const nki_tape *t, int64_t from, int64_t to, int64_t *env, char *const *buffers, nki_callback back,
-                        int64_t *wrong);
-
-/* The same for `programs` programs (rows of `envs`) on up to `threads` threads; `buffers` has a row of pointers for each
- * thread. Programs must not depend on each other, and nothing may call back. The lowest program that failed counts. */
+/* The same for `programs` programs (rows of `envs`), side by side on up to `threads` threads. Programs must not depend on each
+ * other, and nothing may call back. The lowest program that failed counts. */
 int64_t nki_tape_programs(const nki_tape *t, int64_t programs, int64_t *envs, int threads, char *const *buffers,
                           int64_t *wrong);
-
-/* One loop on several threads: iterations of the outermost loop whose FOR is op `at` (its body ends before its NEXT). The
- * variable of the loop takes every value once; `envs` has a row for each thread. */
-int64_t nki_tape_loop(const nki_tape *t, int64_t at, int64_t *envs, int threads, char *const *buffers, int64_t *wrong);
-
-void nki_parallel(int threads, int64_t tasks, void (*fn)(void *arg, int64_t task, int worker), void *arg);
 
 /* ---- conversion, for tests ------------------------------------------------------------------------------- */
 void nki_to_float(int dtype, const void *src, float *dst, int64_t n);   /* contiguous */

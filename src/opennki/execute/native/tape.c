@@ -83,8 +83,39 @@ static int any(const char *p, int64_t n) {
     return 0;
 }
 
-int64_t nki_tape_run(const nki_tape *t, int64_t from, int64_t to, int64_t *env, char *const *buffers, void *scratch,
-                     nki_callback back, int64_t *wrong) {
+/* Who runs: memory of each thread, and scratch memory, made when it is first needed. */
+typedef struct {
+    const nki_tape *t;
+    char *const *buffers; /* a row for each thread */
+    int threads;
+    void *scratch[64];
+    nki_callback back;
+} team;
+
+/* Tasks of a team: iterations of a loop (ops from .. to), or programs. */
+typedef struct {
+    team *all;
+    int64_t *envs;
+    int64_t from, to, var, failed, error, wrong[2];
+} job;
+
+static void *scratch_of(team *all, int worker) {
+    if (!all->scratch[worker] && all->t->scratch)
+        all->scratch[worker] = aligned_alloc(64, ((size_t)all->t->scratch + 63) & ~(size_t)63);
+    return all->scratch[worker];
+}
+
+static void dismiss(team *all) {
+    for (int i = 0; i < 64; i++) free(all->scratch[i]);
+}
+
+static int64_t loop(team *all, int64_t at, const int64_t *env, int64_t *wrong);
+
+/* Ops from .. to by one thread of a team; `serial`: it is the one that may start the others. */
+static int64_t run(team *all, int worker, int serial, int64_t from, int64_t to, int64_t *env, int64_t *wrong) {
+    const nki_tape *t = all->t;
+    char *const *buffers = all->buffers + worker * t->n_buffers;
+    void *scratch = scratch_of(all, worker);
     int64_t pc = from;
     while (pc < to) {
         const nki_op *o = t->ops + pc++;
@@ -92,7 +123,13 @@ int64_t nki_tape_run(const nki_tape *t, int64_t from, int64_t to, int64_t *env, 
         case NKI_OP_END: return 0;
         case NKI_OP_FOR:
             env[o->a] = 0;
-            if (!o->n) pc = o->b;
+            if (!o->n) {
+                pc = o->b;
+            } else if (o->c && serial && all->threads > 1) {
+                int64_t error = loop(all, pc - 1, env, wrong);
+                if (error) return error;
+                pc = o->b;
+            }
             break;
         case NKI_OP_NEXT:
             if (++env[o->a] < o->n) pc = o->b;
@@ -109,7 +146,7 @@ int64_t nki_tape_run(const nki_tape *t, int64_t from, int64_t to, int64_t *env, 
         }
         case NKI_OP_ZERO: memset(buffers[o->a], 0, (size_t)o->n); break;
         case NKI_OP_BACK:
-            if (back(o->a)) return -1;
+            if (all->back(o->a)) return -1;
             break;
         case NKI_OP_TEST: {
             const nki_address *p = t->addresses + o->a;
@@ -121,25 +158,6 @@ int64_t nki_tape_run(const nki_tape *t, int64_t from, int64_t to, int64_t *env, 
     return 0;
 }
 
-/* A run from Python, on one thread, in the floating-point mode of the interpreter. */
-int64_t nki_tape_serial(const nki_tape *t, int64_t from, int64_t to, int64_t *env, char *const *buffers, nki_callback back,
-                        int64_t *wrong) {
-    void *scratch = t->scratch ? aligned_alloc(64, ((size_t)t->scratch + 63) & ~(size_t)63) : NULL;
-    nki_fp saved = nki_fp_enter();
-    int64_t error = nki_tape_run(t, from, to, env, buffers, scratch, back, wrong);
-    nki_fp_leave(saved);
-    free(scratch);
-    return error;
-}
-
-typedef struct {
-    const nki_tape *t;
-    int64_t *envs;
-    char *const *buffers;
-    void *scratch[64];
-    int64_t from, to, var, failed, error, wrong[2];
-} job;
-
 static void failed(job *j, int64_t task, int64_t error, const int64_t *wrong) {
     static char lock;
     while (__atomic_test_and_set(&lock, __ATOMIC_ACQUIRE)) {}
@@ -150,50 +168,59 @@ static void failed(job *j, int64_t task, int64_t error, const int64_t *wrong) {
     __atomic_clear(&lock, __ATOMIC_RELEASE);
 }
 
-static void *scratch_of(job *j, int worker) {
-    if (!j->scratch[worker] && j->t->scratch)
-        j->scratch[worker] = aligned_alloc(64, ((size_t)j->t->scratch + 63) & ~(size_t)63);
-    return j->scratch[worker];
-}
-
-static int64_t finish(job *j, int64_t *wrong) {
-    for (int i = 0; i < 64; i++) free(j->scratch[i]);
+static int64_t finish(const job *j, int64_t *wrong) {
     if (j->failed < 0) return 0;
     wrong[0] = j->wrong[0], wrong[1] = j->wrong[1];
     return j->error;
 }
 
-static void program(void *arg, int64_t task, int worker) {
-    job *j = arg;
+static void task(job *j, int64_t number, int worker, int64_t *env) {
     int64_t wrong[2] = {0, 0};
     nki_fp saved = nki_fp_enter();
-    int64_t error = nki_tape_run(j->t, 0, j->t->n_ops, j->envs + task * j->t->n_env, j->buffers + worker * j->t->n_buffers,
-                                 scratch_of(j, worker), NULL, wrong);
+    int64_t error = run(j->all, worker, 0, j->from, j->to, env, wrong);
     nki_fp_leave(saved);
-    if (error) failed(j, task, error, wrong);
+    if (error) failed(j, number, error, wrong);
+}
+
+static void iteration(void *arg, int64_t number, int worker) {
+    job *j = arg;
+    int64_t *env = j->envs + worker * j->all->t->n_env;
+    env[j->var] = number;
+    task(j, number, worker, env);
+}
+
+static void program(void *arg, int64_t number, int worker) {
+    job *j = arg;
+    task(j, number, worker, j->envs + number * j->all->t->n_env);
+}
+
+/* The loop whose FOR is op `at`, on the threads of a team. */
+static int64_t loop(team *all, int64_t at, const int64_t *env, int64_t *wrong) {
+    const nki_tape *t = all->t;
+    const nki_op *o = t->ops + at;
+    int64_t *envs = malloc((size_t)(all->threads * t->n_env) * sizeof(int64_t));
+    if (!envs) abort();
+    for (int i = 0; i < all->threads; i++) memcpy(envs + i * t->n_env, env, (size_t)t->n_env * sizeof(int64_t));
+    job j = {.all = all, .envs = envs, .from = at + 1, .to = o->b - 1, .var = o->a, .failed = -1};
+    nki_parallel(all->threads, o->n, iteration, &j);
+    free(envs);
+    return finish(&j, wrong);
+}
+
+int64_t nki_tape_serial(const nki_tape *t, int64_t *env, int threads, char *const *buffers, nki_callback back, int64_t *wrong) {
+    team all = {.t = t, .buffers = buffers, .threads = threads > 64 ? 64 : threads, .back = back};
+    nki_fp saved = nki_fp_enter();
+    int64_t error = run(&all, 0, 1, 0, t->n_ops, env, wrong);
+    nki_fp_leave(saved);
+    dismiss(&all);
+    return error;
 }
 
 int64_t nki_tape_programs(const nki_tape *t, int64_t programs, int64_t *envs, int threads, char *const *buffers,
                           int64_t *wrong) {
-    job j = {.t = t, .envs = envs, .buffers = buffers, .failed = -1};
-    nki_parallel(threads > 64 ? 64 : threads, programs, program, &j);
-    return finish(&j, wrong);
-}
-
-static void iteration(void *arg, int64_t task, int worker) {
-    job *j = arg;
-    int64_t wrong[2] = {0, 0}, *env = j->envs + worker * j->t->n_env;
-    env[j->var] = task;
-    nki_fp saved = nki_fp_enter();
-    int64_t error = nki_tape_run(j->t, j->from, j->to, env, j->buffers + worker * j->t->n_buffers, scratch_of(j, worker),
-                                 NULL, wrong);
-    nki_fp_leave(saved);
-    if (error) failed(j, task, error, wrong);
-}
-
-int64_t nki_tape_loop(const nki_tape *t, int64_t at, int64_t *envs, int threads, char *const *buffers, int64_t *wrong) {
-    const nki_op *loop = t->ops + at;
-    job j = {.t = t, .envs = envs, .buffers = buffers, .from = at + 1, .to = loop->b - 1, .var = loop->a, .failed = -1};
-    nki_parallel(threads > 64 ? 64 : threads, loop->n, iteration, &j);
+    team all = {.t = t, .buffers = buffers, .threads = threads > 64 ? 64 : threads};
+    job j = {.all = &all, .envs = envs, .from = 0, .to = t->n_ops, .failed = -1};
+    nki_parallel(all.threads, programs, program, &j);
+    dismiss(&all);
     return finish(&j, wrong);
 }

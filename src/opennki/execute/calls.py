@@ -1,0 +1,127 @@
+"""Native calls before they are laid out in memory, and the ways they go over memory, which passes change.
+
+A call that goes over an iteration space with one stride per operand and dimension (elementwise programs and copies) can be taken apart as a
+`Space` and put together again over another one. Other calls are opaque to passes.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+from opennki.execute import abi
+from opennki.execute.assemble import Program
+from opennki.ir.affine import Affine
+
+Strides = tuple[int, ...]
+SHORT = 64  # elements below which a row is taken together with its neighbours
+
+
+@dataclass
+class Call:
+    """An instruction, or several, with a native form."""
+
+    kind: int
+    what: Any
+    addresses: list[tuple[Affine, int]]
+    shape: tuple[int, ...] = ()
+    bounds: list[tuple[Affine, tuple[int, ...], int, int]] = field(default_factory=list)
+    clips: list[tuple[Affine, int, int]] = field(default_factory=list)
+    preds: list[Affine] = field(default_factory=list)
+    indices: list[Affine] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """Elements that it handles, about; a step of a matrix product is much less than that."""
+        count = prod(self.shape)
+        return count * max(1, int(self.what.K) // 32) if self.kind == abi.K_MM else count
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether the results get new values in all elements, whatever they had before."""
+        if self.clips or self.preds:
+            return False
+        return self.kind in (abi.K_EW, abi.K_COPY, abi.K_SCAN, abi.K_PFOLD) or (self.kind == abi.K_MM and not self.what.accumulate)
+
+    def expressions(self) -> list[Affine]:
+        """Every affine expression of the call."""
+        return [
+            *(e for e, _ in self.addresses), *(b[0] for b in self.bounds), *(c[0] for c in self.clips), *self.preds, *self.indices,
+        ]  # fmt: skip
+
+
+@dataclass(slots=True)
+class Space:
+    """How a call goes over memory: the extent of each dimension, and the strides of each operand (in the order of the addresses),
+    predicate and index expression. The first `outer` dimensions make rows, the others are within one; `free`: their order does not
+    matter. `stores`: the operands that are written."""
+
+    shape: Strides
+    outer: int
+    free: bool
+    tiles: list[Strides]
+    preds: list[Strides]
+    indices: list[Strides]
+    stores: frozenset[int]
+
+
+def space(call: Call) -> Space | None:
+    """The iteration space of a call, None where it is opaque."""
+    if call.kind == abi.K_COPY:
+        what, rank = call.what, call.what.rank
+        strides = [tuple(what.d_stride[:rank]), tuple(what.s_stride[:rank])]
+        return Space(tuple(what.shape[:rank]), rank, not call.clips, strides, [], [], frozenset({0}))
+    if call.kind != abi.K_EW:
+        return None
+    what = call.what.structure
+    rank, ops = what.outer + what.inner, [what.uops[i] for i in range(what.n_uops)]
+    flat = not any(op.code == abi.FOLD for op in ops) and not any(what.phases[i].row for i in range(what.n_phases))
+    tables = ((what.tiles, what.n_tiles), (what.preds, what.n_preds), (what.indices, what.n_indices))
+    tiles, preds, indices = ([tuple(table[i].stride[:rank]) for i in range(n)] for table, n in tables)
+    stores = frozenset([op.d for op in ops if op.code in (abi.STORE, abi.STORE_RAW)])
+    return Space(tuple(what.shape[:rank]), what.outer, flat and not call.clips, tiles, preds, indices, stores)
+
+
+def over(call: Call, walk: Space) -> Call | None:
+    """The call over another iteration space; None where it has more dimensions than native code takes."""
+    walk = _tidied(walk) if walk.free and not call.bounds else walk
+    rank = len(walk.shape)
+    if rank > abi.RANK:
+        return None
+    if call.kind == abi.K_COPY:
+        copy = abi.Copy(rank, call.what.width)
+        copy.shape[:rank], copy.d_stride[:rank], copy.s_stride[:rank] = walk.shape, walk.tiles[0], walk.tiles[1]
+        return replace(call, what=copy, shape=walk.shape)
+    old = call.what.structure
+    new = abi.Elementwise.from_buffer_copy(old)
+    tiles = (abi.Tile * max(1, old.n_tiles))()
+    for made, strides, was in zip(tiles, walk.tiles, old.tiles[: old.n_tiles], strict=False):
+        made.stride[:rank], made.dtype = strides, was.dtype
+    preds, indices = ((abi.AffineTile * max(1, len(table)))() for table in (walk.preds, walk.indices))
+    for array, table in ((preds, walk.preds), (indices, walk.indices)):
+        for made, strides in zip(array, table, strict=False):
+            made.stride[:rank] = strides
+    new.outer, new.inner = walk.outer, rank - walk.outer
+    new.shape[:rank] = walk.shape
+    new.tiles, new.preds, new.indices = tiles, preds, indices
+    return replace(call, what=Program(new, (call.what, tiles, preds, indices)), shape=walk.shape)
+
+
+def _tidied(walk: Space) -> Space:
+    """Dimensions in the order of what is stored, joined where that is the same walk for all operands."""
+    from opennki.execute.program import joined
+
+    tables = [*walk.tiles, *walk.preds, *walk.indices]
+    lead = walk.tiles[min(walk.stores)] if walk.stores else tables[0]
+    order = sorted(range(len(walk.shape)), key=lambda d: -abs(lead[d]))
+    shape, strides = joined(tuple(walk.shape[d] for d in order), [tuple(t[d] for d in order) for t in tables])
+    n, m = len(walk.tiles), len(walk.tiles) + len(walk.preds)
+    outer = len(shape) - (2 if len(shape) > 1 and shape[-1] < SHORT else 1)
+    return replace(walk, shape=shape, outer=outer, tiles=strides[:n], preds=strides[n:m], indices=strides[m:])
+
+
+def pointer(what: Any) -> int:
+    """Address of a descriptor."""
+    return C.addressof(getattr(what, "structure", what))

@@ -1,0 +1,118 @@
+"""The tree that lowering makes and passes rewrite, before it is laid out as a flat tape: runs of native calls under loops and branches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from opennki.execute.calls import Call
+from opennki.ir.affine import Affine, FloorDiv, Range, Var
+from opennki.ir.nodes import Access, Alloc, Instr
+
+Touch = tuple[Access, bool]  # an access, and whether it is written
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """A native call, and what it touches of each tensor (at least that)."""
+
+    call: Call
+    touches: list[Touch]
+    ranges: dict[Var, Range]
+
+
+@dataclass(eq=False, slots=True)
+class Back:
+    """The interpreter's step of an instruction: number `index` of the fallbacks."""
+
+    index: int
+    instr: Instr
+
+
+@dataclass(eq=False, slots=True)
+class Zero:
+    """A tensor that starts from zero."""
+
+    alloc: Alloc
+    slot: int
+    size: int
+
+
+@dataclass(eq=False, slots=True)
+class Made:
+    """Where a tensor is made: each iteration of the loops around has one of its own."""
+
+    alloc: Alloc
+
+
+@dataclass(eq=False, slots=True)
+class Divide:
+    """var = floor(division.of / division.by), over variables alone."""
+
+    var: Var
+    of: Affine
+    division: FloorDiv
+
+
+@dataclass(eq=False, slots=True)
+class Loop:
+    """var = 0 .. trips-1. `own`: the tensors that an iteration has for itself, where iterations are proven independent; `parallel`: they
+    run on several threads."""
+
+    var: Var
+    trips: int
+    body: list[Node]
+    own: set[Alloc] | None = None
+    parallel: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Branch:
+    """`then` where the expression is >= 0, else `orelse`."""
+
+    test: Affine
+    then: list[Node]
+    orelse: list[Node]
+
+
+@dataclass(eq=False, slots=True)
+class Repeat:
+    """A body that runs again while the tensor `cond` is not zero."""
+
+    body: list[Node]
+    cond: Access
+    slot: int
+
+
+Node = Any  # Run | Back | Zero | Made | Divide | Loop | Branch | Repeat (and what passes of other modules add)
+
+
+def inner(node: Node) -> tuple[list[Node], ...]:
+    """The lists of nodes inside a node."""
+    if isinstance(node, (Loop, Repeat)):
+        return (node.body,)
+    return (node.then, node.orelse) if isinstance(node, Branch) else ()
+
+
+def walk(body: list[Node]) -> Iterator[Node]:
+    """All nodes, outer before inner, in program order."""
+    for node in body:
+        yield node
+        for part in inner(node):
+            yield from walk(part)
+
+
+def work(body: list[Node]) -> int:
+    """Elements that one execution of a body handles, about."""
+    total = 0
+    for node in body:
+        if isinstance(node, Run):
+            total += node.call.size
+        elif isinstance(node, Loop):
+            total += node.trips * work(node.body)
+        elif isinstance(node, Branch):
+            total += max(work(node.then), work(node.orelse))
+        elif isinstance(node, Repeat):
+            total += work(node.body)
+    return total

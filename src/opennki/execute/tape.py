@@ -1,0 +1,133 @@
+"""The tree of nodes as a flat tape in memory, for C."""
+
+from __future__ import annotations
+
+import ctypes as C
+from typing import TYPE_CHECKING, Any
+
+from opennki.execute import abi
+from opennki.execute.calls import Call, pointer
+from opennki.execute.nodes import Back, Branch, Divide, Loop, Node, Repeat, Run, Zero
+from opennki.ir.affine import Affine, Var
+from opennki.isa import dtypes
+
+if TYPE_CHECKING:
+    from opennki.execute.lower import Lowering
+
+Op = tuple[int, int, int, int, int]  # code, a, b, c, n
+
+
+class Native:
+    """A tape laid out for C. Everything that the structures point to lives as long as this object."""
+
+    def __init__(self, lowering: Lowering) -> None:
+        self.layout = lowering.layout
+        self.ops: list[Op] = []
+        self.calls: list[Call] = []
+        self.affines: list[Affine] = []
+        self.tests: list[tuple[Affine, int]] = []
+        self.body(lowering.nodes)
+        self.emit(abi.OP_END)
+        self.n_env = max(1, len(self.layout.vars))
+        self.n_buffers = len(self.layout.allocs)
+        self.struct, self.keep = self._structure()
+
+    # ---- ops ----
+    def emit(self, code: int, a: int = 0, b: int = 0, c: int = 0, n: int = 0) -> int:
+        """Append an op; returns its place."""
+        self.ops.append((code, a, b, c, n))
+        return len(self.ops) - 1
+
+    def patch(self, place: int) -> None:
+        """A jump goes to what comes next."""
+        code, a, _, c, n = self.ops[place]
+        self.ops[place] = (code, a, len(self.ops), c, n)
+
+    def affine(self, expr: Affine) -> int:
+        """Number of an affine expression."""
+        self.affines.append(expr)
+        return len(self.affines) - 1
+
+    def body(self, nodes: list[Node]) -> None:
+        """The ops of a list of nodes."""
+        for node in nodes:
+            if isinstance(node, Run):
+                self.calls.append(node.call)
+                self.emit(abi.OP_RUN, len(self.calls) - 1)
+            elif isinstance(node, Loop):
+                slot = self.layout.var(node.var)
+                start = self.emit(abi.OP_FOR, slot, c=int(node.parallel), n=node.trips)
+                self.body(node.body)
+                self.emit(abi.OP_NEXT, slot, start + 1, n=node.trips)
+                self.patch(start)
+            elif isinstance(node, Branch):
+                test = self.emit(abi.OP_IF, self.affine(node.test))
+                self.body(node.then)
+                if node.orelse:
+                    jump = self.emit(abi.OP_JUMP)
+                    self.patch(test)
+                    self.body(node.orelse)
+                    self.patch(jump)
+                else:
+                    self.patch(test)
+            elif isinstance(node, Divide):
+                self.emit(abi.OP_DIV, self.layout.var(node.var), self.affine(node.of), n=node.division.by)
+            elif isinstance(node, Zero):
+                self.emit(abi.OP_ZERO, node.slot, n=node.size)
+            elif isinstance(node, Back):
+                self.emit(abi.OP_BACK, node.index)
+            elif isinstance(node, Repeat):
+                start = len(self.ops)
+                self.body(node.body)
+                self.tests.append((Affine(), node.slot))
+                self.emit(abi.OP_TEST, len(self.tests) - 1, start, dtypes.itemsize(node.cond.alloc.dtype), node.cond.alloc.size)
+
+    # ---- memory ----
+    def _structure(self) -> tuple[abi.TapeStruct, list[Any]]:
+        terms: list[tuple[int, int]] = []
+        slots: dict[Var, int] = self.layout.vars
+        keep: list[Any] = []
+
+        def affine(expr: Affine) -> tuple[int, int, int]:
+            first = len(terms)
+            terms.extend([(c, slots[a]) for a, c in expr.terms])  # type: ignore[index]
+            return expr.const, first, len(terms) - first
+
+        def array(kind: Any, items: list[Any]) -> Any:
+            made = (kind * max(1, len(items)))(*items)
+            keep.append(made)
+            return made
+
+        calls = []
+        for c in self.calls:
+            addresses = array(abi.Address, [(affine(e), slot) for e, slot in c.addresses])
+            bounds = array(abi.Bound, [(affine(e), _strides(s), size, error) for e, s, size, error in c.bounds]) if c.bounds else None
+            clips = array(abi.Clip, [(affine(e), axis, stride) for e, axis, stride in c.clips]) if c.clips else None
+            preds = array(abi.AffineExpr, [affine(e) for e in c.preds]) if c.preds else None
+            indices = array(abi.AffineExpr, [affine(e) for e in c.indices]) if c.indices else None
+            keep.append(c.what)
+            calls.append((
+                c.kind, len(c.shape), pointer(c.what), _strides(c.shape), len(c.addresses), len(c.bounds), len(c.clips), len(c.preds),
+                len(c.indices), 0, addresses, bounds, clips, preds, indices,
+            ))  # fmt: skip
+        ops = array(abi.OpStruct, self.ops)
+        affines = array(abi.AffineExpr, [affine(e) for e in self.affines])
+        tests = array(abi.Address, [(affine(e), slot) for e, slot in self.tests])
+        made_calls = array(abi.Call, calls)
+        made_terms = array(abi.Term, terms)
+        scratch = max([product_scratch(c) for c in self.calls if c.kind == abi.K_MM], default=0)
+        struct = abi.TapeStruct(ops, made_calls, affines, made_terms, tests, len(self.ops), self.n_env, self.n_buffers, scratch)
+        return struct, keep
+
+
+def product_scratch(call: Call) -> int:
+    """Bytes of scratch memory of a matrix product."""
+    from opennki.execute.build import library
+
+    lib = library().lib
+    assert lib is not None
+    return int(lib.nki_mm_scratch(C.byref(call.what)))
+
+
+def _strides(values: tuple[int, ...]) -> Any:
+    return (C.c_int64 * abi.RANK)(*values)
