@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -85,9 +86,17 @@ def ops(
     surface: Annotated[str, typer.Option(help="isa, language, internal or all")] = "all",
     scalar: Annotated[bool, typer.Option("--scalar", help="List the scalar functions instead.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print all of it as one Markdown page.")] = False,
+    coverage: Annotated[
+        bool, typer.Option("--coverage", help="Lower examples of each and say what the native executor leaves to the interpreter.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --coverage: print JSON.")] = False,
 ) -> None:
     """List the instructions, or show one: signature, engines, operands, limits, cost, meaning."""
     from opennki.tools import reference
+
+    if coverage:
+        _coverage(name, surface, as_json)
+        return
 
     if markdown:
         from opennki.tools.reference_page import page
@@ -113,6 +122,23 @@ def ops(
         if decl is not None:
             console.print()
         reference.scalar_page(function, console)
+
+
+def _coverage(name: str | None, surface: str, as_json: bool) -> None:
+    from opennki.execute.build import library
+    from opennki.tools import coverage, reference
+
+    native = library()
+    if native.lib is None:
+        raise _fail(f"there is no native executor: {native.origin}")
+    decl = reference.find(name)[0] if name else None
+    if name and decl is None:
+        raise _fail(f"there is no instruction {name!r}")
+    found = [coverage.of(decl.name)] if decl else coverage.rows(surface)
+    if as_json:
+        print(json.dumps(coverage.document(found), indent=1))
+    else:
+        reference.console().print(coverage.table(found))
 
 
 @app.command()

@@ -253,6 +253,12 @@ def _erf_dx(a: Array) -> Array:
     return value
 
 
+def _power(a: Array, b: Array) -> Array:
+    """NumPy takes the square root for an exponent of one half in some layouts of memory and not in others; -0 and -inf differ."""
+    root = np.equal(b, np.float32(0.5)) & (np.equal(a, _F0) | np.equal(a, np.float32(-_INF)))
+    return np.where(root, np.abs(a), np.power(a, b))
+
+
 def _rsqrt(a: Array) -> Array:
     return _F1 / np.sqrt(a)
 
@@ -322,7 +328,7 @@ for _name, _fn, _c, _engines, _doc, _more in (
      "The larger operand; NaN if either is NaN.", {"identity": -_INF, "exact_int": np.maximum}),
     ("minimum", np.minimum, "(a < b || a != a) ? a : b", "vector",
      "The smaller operand; NaN if either is NaN.", {"identity": _INF, "exact_int": np.minimum}),
-    ("power", np.power, "powf(a, b)", "gpsimd", "a to the power b.", {}),
+    ("power", _power, "powf(a, b)", "gpsimd", "a to the power b.", {}),
     ("divide", np.divide, "a / b", "vector", "a / b.", {}),
     ("fmod", np.fmod, "fmodf(a, b)", "vector", "Remainder of a / b with the sign of a, as in C.", {}),
     ("mod", np.remainder, "nki_mod(a, b)", "vector", "Remainder of a / b with the sign of b, as in Python.",
