@@ -1,8 +1,8 @@
 """Small calls of every instruction, made from its declaration: what `opennki ops --coverage` lowers, and the tests run both ways.
 
 An example is a kernel of one instruction whose operands are the parameters of the kernel, so that nothing but the instruction is in it.
-From a first call that the declaration accepts, the others differ in one thing each: a dtype, an operator, an attribute, an optional operand,
-the dimensions, a mask, a runtime index, a loop. No instruction is named; calls that a declaration refuses are left out.
+From a first call that the declaration accepts, the others differ in one thing each: a dtype, an operator, an attribute, an optional
+operand, the dimensions, a mask, a runtime index, a loop. No instruction is named; calls that a declaration refuses are left out.
 """
 
 from __future__ import annotations
