@@ -6,9 +6,9 @@ import opennki.dropin  # noqa: F401  isort: skip
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 from opennki.errors import NkiValueError, NkiWarning
-from opennki.interpret.capacity import peaks
-from opennki.interpret.contract import contracted
+from opennki.passes.contract import contracted
 from opennki.ir.nodes import Alloc, statements
+from opennki.passes.allocate import allocate
 
 X = np.random.default_rng(0).normal(size=(512, 64)).astype(np.float32)
 
@@ -71,7 +71,9 @@ def test_contraction_keeps_what_an_iteration_uses():
     small = contracted(kernel, 0)
     shapes = {s.name or s.id: s.shape for s in statements(small.body) if isinstance(s, Alloc) and s.space == "sbuf"}
     assert all(np.prod(shape) <= 128 * 64 for shape in shapes.values() if len(shape) == 4), shapes
-    assert peaks(small)["sbuf"].size < 4096 < peaks(kernel)["sbuf"].size
+    assert allocate(kernel).peaks["sbuf"].size < 4096
+    with pytest.raises(NkiValueError, match="alive at once"):
+        allocate(kernel, skip_middle_end=True)
     np.testing.assert_array_equal(jitted(blocks)(X), X)
 
 

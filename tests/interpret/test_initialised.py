@@ -7,7 +7,7 @@ import opennki.dropin  # noqa: F401
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 from opennki.errors import NkiReadError
-from opennki.interpret.initialised import unproven
+from opennki.passes.initialised import unproven
 
 X = np.arange(4 * 8 * 16, dtype=np.float32).reshape(4, 8, 16)
 ROWS = np.array([[1], [0]], np.int32)

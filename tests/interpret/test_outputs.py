@@ -6,7 +6,7 @@ import opennki.dropin  # noqa: F401  isort: skip
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 from opennki.errors import NkiValueError, NkiWarning
-from opennki.interpret.initialised import partly_written
+from opennki.passes.initialised import partly_written
 
 X = np.random.default_rng(0).normal(size=(300, 32)).astype(np.float32)
 

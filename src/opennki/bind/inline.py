@@ -24,11 +24,11 @@ from opennki.bind.inline_machine import UNROLL_TRIPS, CannotInline, Machine, dra
 from opennki.bind.inline_memory import Memory, margins
 from opennki.bind.inline_values import to_jax
 from opennki.errors import Loc, NkiTypeError, NkiValueError
-from opennki.interpret.contract import contracted
 from opennki.interpret.precision import widened
 from opennki.ir.nodes import Alloc, If, Instr, Kernel, Stmt, statements
 from opennki.ir.verify import accesses
 from opennki.isa import dtypes
+from opennki.passes.contract import contracted
 
 __all__ = ["CannotInline", "first_unsupported", "inline"]
 

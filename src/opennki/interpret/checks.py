@@ -6,12 +6,11 @@ from typing import Any
 
 from opennki import settings
 from opennki.errors import NkiError, NkiValueError, warn
-from opennki.interpret.capacity import over_capacity
-from opennki.interpret.contract import contracted
 from opennki.interpret.machine import Tape
 from opennki.interpret.precision import widened
 from opennki.ir.nodes import Kernel
-from opennki.isa import target as targets
+from opennki.passes.allocate import capacity_problems
+from opennki.passes.contract import contracted
 
 POLICIES: dict[str, dict[str, str]] = {
     "full": {"read": "error", "masked": "warn", "race": "error", "repeated": "warn", "carried": "warn", "accumulate": "warn",
@@ -48,8 +47,7 @@ def tape_of(kernel: Kernel, checks: Checks) -> Tape:
     """Plan a kernel (the plan can be run many times); with NKI_PRECISE_FP=0 its low-precision tensors are in float32."""
     if not settings.current().precise_fp:
         kernel = widened(kernel)
-    full = [("capacity", e) for e in over_capacity(contracted(kernel, 0), targets.resolve(kernel.target))] if (
-        checks.policy.get("capacity", "warn") != "off") else []
+    full = [("capacity", e) for e in capacity_problems(kernel)] if checks.policy.get("capacity", "warn") != "off" else []
     kernel = contracted(kernel)
     tape = Tape(kernel, track=any(checks.policy.get(k, "error") != "off" for k in ("read", "masked", "accumulate")),
                 races=any(checks.policy.get(k, "error") != "off" for k in ("race", "carried")),

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from opennki.errors import NkiError
-from opennki.interpret.initialised import partly_written, resized, unproven
 from opennki.interpret.steps import Plan, compile_step
 from opennki.interpret.views import Layout, View, compile_affine, value_of
 from opennki.ir.affine import Range, Var, narrowed
 from opennki.ir.nodes import Alloc, DoWhile, For, If, Instr, Kernel, Stmt, statements
 from opennki.isa import dtypes
 from opennki.isa.declare import ISA
+from opennki.passes.initialised import partly_written, resized, unproven
 from opennki.trace import independence
 
 FREE_ABOVE = 256 << 20  # bytes of local tensors above which their memory is given back after the last use

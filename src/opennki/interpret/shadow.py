@@ -3,7 +3,7 @@
 State 0: never written; 1: written; 2: left undefined by a mask, or computed from such an element. Reading state 0 is an error at once.
 State 2 spreads through arithmetic like NaN and is an error where it gets out: into HBM, or as an index; so that a masked load followed by
 unmasked arithmetic and a masked store is no false alarm. Exact by element; kept only for tensors that are not proven
-(`interpret.initialised`).
+(`passes.initialised`).
 """
 from __future__ import annotations
 

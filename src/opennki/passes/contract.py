@@ -11,18 +11,19 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from opennki.interpret.initialised import covers_all
 from opennki.ir.affine import Affine, Var
 from opennki.ir.nodes import Access, Alloc, Dim, DoWhile, For, If, Instr, Kernel, Stmt, statements, whole
 from opennki.ir.verify import accesses
 from opennki.isa.declare import ISA
+from opennki.passes.initialised import covers_all
 
 SMALLEST = 1 << 18  # elements below which it is not worth while
 _ZERO = Affine()
 
 
-def contracted(kernel: Kernel, smallest: int = SMALLEST) -> Kernel:
-    """The kernel with such tensors of at least `smallest` elements contracted; the same object where there are none."""
+def contracted(kernel: Kernel, smallest: int = SMALLEST, direct: bool = True) -> Kernel:
+    """The kernel with such tensors of at least `smallest` elements contracted; the same object where there are none. `direct`: also those
+    that the kernel has placed itself, whose places count their blocks."""
     kept = {o.alloc for o in kernel.outputs}
     uses: dict[Alloc, dict[int, Var | None]] = {}
     depth: dict[Var, int] = {}
@@ -31,6 +32,8 @@ def contracted(kernel: Kernel, smallest: int = SMALLEST) -> Kernel:
     plans: dict[Alloc, Contraction] = {}
     for alloc, dims in uses.items():
         own = {k: v for k, v in dims.items() if v is not None and alloc.shape[k] > 1}
+        if alloc.placement is not None and not direct:
+            continue
         if not own or alloc in kept or alloc.kind != "local" or alloc.space == "shared_hbm" or prod(alloc.shape) < smallest:
             continue
         shape = tuple(1 if k in own else n for k, n in enumerate(alloc.shape))
