@@ -21,6 +21,7 @@ LAYERS = (
     ("interpret",),
     ("execute",),
     ("timing",),
+    ("report",),
     ("kernels",),
     ("bind",),
     ("dialects",),
