@@ -12,7 +12,7 @@ from tests.execute.agree import both
 
 from opennki.errors import NkiIndexError
 from opennki.execute import build, pointers
-from opennki.execute.executor import coverage, executor_of, native
+from opennki.execute.executor import coverage, executor_of, native, profiled
 from opennki.interpret.checks import Checks, tape_of
 from opennki.interpret.prepared import Prepared
 
@@ -351,3 +351,19 @@ def test_sources_that_do_not_compile_are_a_reason_and_no_exception(monkeypatch, 
         assert not list((tmp_path / "native").glob("*.so"))
     finally:
         build._load.cache_clear()
+
+
+def test_the_time_of_each_call_can_be_asked_for():
+    x = np.ones((512, 64), np.float32)
+    ir = traced(rms, x)
+    made = executor(ir)
+    plan = Prepared(ir, "off", tape=made.tape, native=lambda _: made)
+    with profiled(made) as spent:
+        for _ in range(3):
+            plan.run((x,), [np.empty_like(x)])
+    assert {one.runs for one in spent} == {12} and all(one.ns > 0 for one in spent)
+    ops = [i.op for one in spent for i in one.instrs]
+    assert ops[0] == ops[-1] == "dma_copy" and "activation" in ops
+    before = list(spent)
+    plan.run((x,), [np.empty_like(x)])
+    assert spent == before

@@ -1,4 +1,4 @@
-"""Matrix products in C: one chain of FMAs per element, for every dtype, layout, size and level of CPU."""
+"""Matrix products in C: one order of FMAs per element, for every dtype, layout, size and level of CPU, with and without a tile unit."""
 
 from __future__ import annotations
 
@@ -69,6 +69,17 @@ def chain(s, m):
     return out
 
 
+NARROW = ("bfloat16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2")
+
+
+def pairs(s, m):
+    """s.T @ m in the order of pairs: of 32 steps those of even k are a chain and those of odd k another; exact arithmetic."""
+    total = np.zeros((s.shape[1], m.shape[1]), np.float32)
+    for k in range(0, s.shape[0], 32):
+        total = total + (chain(s[k:k + 32:2], m[k:k + 32:2]) + chain(s[k + 1:k + 32:2], m[k + 1:k + 32:2]))
+    return total
+
+
 def same_bits(a, b):
     """Equal bit by bit; NaN has one meaning, whatever its payload."""
     assert a.shape == b.shape
@@ -131,12 +142,13 @@ def test_sizes(native_levels, size):
 @pytest.mark.parametrize("m_dtype", DTYPES)
 @pytest.mark.parametrize("s_dtype", DTYPES)
 def test_dtypes(native_levels, s_dtype, m_dtype):
-    """What is narrow is widened exactly: the bits are those of the float32 product, rows dense or not."""
+    """What is narrow is widened exactly: the bits are those of the float32 or bfloat16 product, rows dense or not."""
     rng = np.random.default_rng(2)
     s, m = operand(rng, (35, 60), s_dtype), operand(rng, (35, 150), m_dtype)
+    like = "bfloat16" if s_dtype in NARROW and m_dtype in NARROW else "float32"
     for lib in native_levels.values():
         for part_s, part_m in ((s, m), (s[:, :29], m[:, :70]), (s[:, ::2], m[:, ::3]), (s[:, :2], m), (s, m[:, :3])):
-            expected = product(lib, part_s.astype(np.float32), part_m.astype(np.float32))
+            expected = product(lib, part_s.astype(DTYPES[like]), part_m.astype(DTYPES[like]), dtypes=(like, like))
             same_bits(product(lib, part_s, part_m, dtypes=(s_dtype, m_dtype)), expected)
 
 
@@ -181,8 +193,7 @@ def test_layouts(native_levels, name):
         for s in layouts(np.random.default_rng(3), (K, M), DTYPES[name]):
             for m in layouts(np.random.default_rng(4), (K, N), DTYPES[name]):
                 result = product(lib, s, m, dtypes=(name, name))
-                expected = product(lib, np.array(s, np.float32, order="C"), np.array(m, np.float32, order="C"))
-                same_bits(result, expected)
+                same_bits(result, product(lib, np.array(s, order="C"), np.array(m, order="C"), dtypes=(name, name)))
 
 
 def test_rows_that_are_one(native_levels):
@@ -230,3 +241,86 @@ def test_nan_infinity_and_subnormals(native_levels):
     for lib in native_levels.values():
         same_bits(product(lib, s, m), expected)
         same_bits(product(lib, s, np.tile(m, 20)), np.tile(expected, 20))
+
+
+# ---- products that are summed in pairs, and the tile unit ---------------------------------------------------------
+
+
+@pytest.fixture
+def tile_unit(native_levels):
+    """A library whose CPU has a tile unit, as `with_unit(lib, wanted)` switches it; left on."""
+    lib = native_levels.get("v4")
+    if lib is None or not lib.nki_tiles_use(1):
+        pytest.skip("this CPU has no tile unit")
+    yield lib
+    lib.nki_tiles_use(1)
+
+
+def both(lib, s, m, name="bfloat16", **options):
+    """A product with the tile unit and without it."""
+    made = []
+    for wanted in (1, 0):
+        lib.nki_tiles_use(wanted)
+        made.append(product(lib, s, m, dtypes=(name, name), **options))
+    return made
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-66, 2.0**20])
+@pytest.mark.parametrize("shape", [(40, 3, 5), (70, 13, 17), (33, 40, 2), (64, 2, 40), (9, 24, 24)])
+def test_narrow_operands_are_summed_in_pairs(native_levels, shape, scale):
+    rng = np.random.default_rng(sum(shape))
+    s, m = ((wide_range(rng, (shape[0], n)) * np.float32(scale)).astype(DTYPES["bfloat16"]) for n in shape[1:])
+    expected = pairs(s, m)
+    for lib in native_levels.values():
+        same_bits(product(lib, s, m, dtypes=("bfloat16", "bfloat16")), expected)
+
+
+@pytest.mark.parametrize("size", [(32, 32, 32), (128, 128, 512), (127, 40, 70), (8, 16, 32), (31, 17, 33), (300, 65, 129), (64, 1, 600), (128, 600, 1)])
+def test_the_tile_unit_changes_no_bit(tile_unit, size):
+    K, M, N = size
+    rng = np.random.default_rng(8)
+    for spread in (0, 6, 30):
+        s, m = (rng.standard_normal((K, n)) * 2.0 ** rng.integers(-spread, spread + 1, (K, n)) for n in (M, N))
+        for name in NARROW:
+            with np.errstate(over="ignore"):
+                a, b = both(tile_unit, s.astype(np.float32).astype(DTYPES[name]), m.astype(np.float32).astype(DTYPES[name]), name)
+            same_bits(a, b)
+    native = DTYPES["bfloat16"]
+    before = rng.standard_normal((M, N), np.float32)
+    made = []
+    for wanted in (1, 0):
+        tile_unit.nki_tiles_use(wanted)
+        made.append(run(tile_unit, s.astype(native), m.astype(native), before.copy(), accumulate=True, dtypes=("bfloat16", "bfloat16")))
+    same_bits(*made)
+
+
+@pytest.mark.parametrize("odd", [np.inf, -np.inf, np.nan, 2.0**-130, -(2.0**-133), 2.0**-126, 2.0**-70, 2.0**127, -0.0])
+@pytest.mark.parametrize("where", ["stationary", "moving", "both"])
+def test_what_the_tile_unit_would_round_in_another_way(tile_unit, odd, where):
+    """Infinities, NaN, denormal operands, and products that are denormal, in one place of a tile."""
+    rng = np.random.default_rng(9)
+    s, m = (rng.standard_normal((64, n)).astype(np.float32) for n in (48, 160))
+    if where != "moving":
+        s[7, 5] = odd
+    if where != "stationary":
+        m[7, 100] = odd
+    for tiny in (1.0, 2.0**-60, 2.0**-110):
+        with np.errstate(all="ignore"):
+            a, b = both(tile_unit, (s * np.float32(tiny)).astype(DTYPES["bfloat16"]), m.astype(DTYPES["bfloat16"]))
+            same_bits(a, b)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3"])
+def test_layouts_in_the_tile_unit(tile_unit, name):
+    K, M, N = 75, 39, 77
+    for s in layouts(np.random.default_rng(3), (K, M), DTYPES[name]):
+        for m in layouts(np.random.default_rng(4), (K, N), DTYPES[name]):
+            same_bits(*both(tile_unit, s, m, name))
+    for d in layouts(np.random.default_rng(5), (M, N), np.dtype(np.float32)):
+        around = d.base if d.base is not None else d
+        outside, before = around.copy(), d.copy()
+        tile_unit.nki_tiles_use(1)
+        run(tile_unit, s, m, d, dtypes=(name, name))
+        same_bits(d, both(tile_unit, s, m, name)[1])
+        d[...] = before
+        np.testing.assert_array_equal(around, outside)

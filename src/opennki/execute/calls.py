@@ -14,6 +14,7 @@ from typing import Any
 from opennki.execute import abi
 from opennki.execute.assemble import Program
 from opennki.ir.affine import Affine
+from opennki.ir.nodes import Instr
 
 Strides = tuple[int, ...]
 SHORT = 64  # elements below which a row is taken together with its neighbours
@@ -31,6 +32,7 @@ class Call:
     clips: list[tuple[Affine, int, int]] = field(default_factory=list)
     preds: list[Affine] = field(default_factory=list)
     indices: list[Affine] = field(default_factory=list)
+    instrs: tuple[Instr, ...] = ()  # what it computes
 
     @property
     def size(self) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes as C
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from opennki import settings
@@ -15,7 +17,7 @@ from opennki.execute.pointers import address
 from opennki.execute.record import Unsupported
 from opennki.execute.tape import Native
 from opennki.interpret.machine import Instance, Tape, blank
-from opennki.ir.nodes import Alloc
+from opennki.ir.nodes import Alloc, Instr
 from opennki.ir.verify import describe
 
 _Pair = C.c_int64 * 2
@@ -140,6 +142,29 @@ class Executor:
     def _give_back(self, table: _Table) -> None:
         if len(self._idle) < 64:
             self._idle += table.others
+
+
+class Spent(NamedTuple):
+    """Time of one call of a tape: the instructions that it computes, its runs, and nanoseconds in all of them."""
+
+    instrs: tuple[Instr, ...]
+    runs: int
+    ns: int
+
+
+@contextmanager
+def profiled(executor: Executor) -> Iterator[list[Spent]]:
+    """Time each native call of the runs inside of the `with`; the list is filled at its end, in the order of the tape. One at a time in a
+    process, and no other kernel may run natively meanwhile."""
+    calls = executor.lowering.calls
+    table = (C.c_int64 * (2 * max(1, len(calls))))()
+    spent: list[Spent] = []
+    executor.lib.nki_tape_profile(table)
+    try:
+        yield spent
+    finally:
+        executor.lib.nki_tape_profile(None)
+        spent += [Spent(call.instrs, table[2 * i + 1], table[2 * i]) for i, call in enumerate(calls)]
 
 
 def outside(broken: Broken, first: int, last: int) -> NkiError:

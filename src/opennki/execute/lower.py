@@ -194,6 +194,7 @@ class Lowering:
         """Append calls to the tape."""
         touches = [touch for one in ones for touch in one.touched]
         for made in calls:
+            made.instrs = tuple(one.plan.instr for one in ones)
             self.out.append(Run(made, touches, ones[0].ranges))
 
     def segment(self) -> None:

@@ -1,10 +1,10 @@
 /* Matrix product of two tiles with operands of any float dtype and strides (nki.h).
  *
- * Every element of the result is one chain of FMAs over k = 0, 1, ..., so neither tiles, vector widths nor threads
- * change a bit. Operands are packed to float32 panels: the rows of one operand (a) to panels of MR columns that are
+ * Every element of the result is summed by FMAs over k in one of the two orders of nki.h, so neither tiles, vector
+ * widths nor threads change a bit. Operands are packed to float32 panels: the rows of one operand (a) to panels of MR columns that are
  * broadcast, those of the other (b) to one panel of vectors, which stays in the first-level cache while all of a
  * passes by. Product and sum are symmetric, so a narrow moving tile trades places with the stationary one.
- * A level that multiplies pairs of bfloat16 directly would be one more pair of pack and micro-kernel functions.
+ * Where the CPU multiplies tiles of bfloat16, tiles.c does that instead, with the same bits.
  */
 #include "nki.h"
 #include <string.h>
@@ -210,32 +210,12 @@ typedef struct {
  * next to the FMAs, while a separate pass over b would wait for the second-level cache. */
 enum source { PANEL, FIRST_F32, FIRST_BF16 };
 
-static inline __attribute__((always_inline)) void multiply(const block *t, const int mr, const int nr, const enum source from)
+/* Rows i0 .. i0 + mr of a block to the result. */
+static inline __attribute__((always_inline)) void finish(const block *t, const int i0, const int mr, const int nr, vec acc[][WIDE])
 {
-    vec acc[MR][WIDE];
-    const char *a = t->a, *b = t->b;
-    float *panel = t->panel;
-    UNROLL for (int i = 0; i < mr; i++)
-        UNROLL for (int j = 0; j < nr; j++) acc[i][j] = V_ZERO;
-    for (int k = t->K; k > 0; k--, a += t->a_step, b += t->b_step) {
-        vec v[WIDE];
-        UNROLL for (int j = 0; j < nr; j++) {
-            v[j] = from == FIRST_BF16 ? V_BF16(b + j * LANES * 2) : V_LOAD(b + j * LANES * 4);
-            if (from != PANEL) V_STORE(panel + j * LANES, v[j]);
-        }
-        if (from != PANEL) { /* the columns of the next panel, as rows that are far apart defeat the CPU's own prefetch */
-            const int size = from == FIRST_BF16 ? 2 : 4;
-            panel += nr * LANES;
-            UNROLL for (int j = 0; j < nr * LANES * size; j += 64) __builtin_prefetch(b + nr * LANES * size + j, 0, 2);
-        }
-        UNROLL for (int i = 0; i < mr; i++) {
-            vec s = V_ONE(((const f32_any *)a)[i]);
-            UNROLL for (int j = 0; j < nr; j++) acc[i][j] = V_FMA(s, v[j], acc[i][j]);
-        }
-    }
     if (t->col == 4 && t->cols == nr * LANES) {
         UNROLL for (int i = 0; i < mr; i++) {
-            char *d = t->d + i * t->row;
+            char *d = t->d + (i0 + i) * t->row;
             UNROLL for (int j = 0; j < nr; j++) {
                 vec r = acc[i][j];
                 V_STORE(d + j * LANES * 4, t->accumulate ? V_ADD(V_LOAD(d + j * LANES * 4), r) : r);
@@ -248,37 +228,107 @@ static inline __attribute__((always_inline)) void multiply(const block *t, const
         UNROLL for (int j = 0; j < nr; j++) V_STORE((char *)(out + (i * nr + j) * LANES), acc[i][j]);
     for (int i = 0; i < mr; i++)
         for (int c = 0; c < t->cols; c++) {
-            f32_any *d = (f32_any *)(t->d + i * t->row + c * t->col);
+            f32_any *d = (f32_any *)(t->d + (i0 + i) * t->row + c * t->col);
             float r = out[i * nr * LANES + c];
             *d = t->accumulate ? *d + r : r;
         }
 }
 
+/* One k: a row of b, and what is broadcast of a. */
+static inline __attribute__((always_inline)) void step(const char *a, const char *b, float *panel, const int mr, const int nr,
+                                                       const enum source from, vec acc[][WIDE])
+{
+    vec v[WIDE];
+    UNROLL for (int j = 0; j < nr; j++) {
+        v[j] = from == FIRST_BF16 ? V_BF16(b + j * LANES * 2) : V_LOAD(b + j * LANES * 4);
+        if (from != PANEL) V_STORE(panel + j * LANES, v[j]);
+    }
+    if (from != PANEL) { /* the columns of the next panel, as rows that are far apart defeat the CPU's own prefetch */
+        const int size = from == FIRST_BF16 ? 2 : 4;
+        UNROLL for (int j = 0; j < nr * LANES * size; j += 64) __builtin_prefetch(b + nr * LANES * size + j, 0, 2);
+    }
+    UNROLL for (int i = 0; i < mr; i++) {
+        vec s = V_ONE(((const f32_any *)a)[i]);
+        UNROLL for (int j = 0; j < nr; j++) acc[i][j] = V_FMA(s, v[j], acc[i][j]);
+    }
+}
+
+static inline __attribute__((always_inline)) void multiply(const block *t, const int mr, const int nr, const enum source from)
+{
+    vec acc[MR][WIDE];
+    const char *a = t->a, *b = t->b;
+    float *panel = t->panel;
+    UNROLL for (int i = 0; i < mr; i++)
+        UNROLL for (int j = 0; j < nr; j++) acc[i][j] = V_ZERO;
+    for (int k = t->K; k > 0; k--, a += t->a_step, b += t->b_step, panel += nr * LANES) step(a, b, panel, mr, nr, from, acc);
+    finish(t, 0, mr, nr, acc);
+}
+
+/* The order of pairs (nki.h): the even and the odd k of 32 have a chain each, whose sum is added to the total. */
+static inline __attribute__((always_inline)) void pairs_of(const block *t, const int i0, const int mr, const int nr,
+                                                           const enum source from)
+{
+    vec even[MR / 2][WIDE], odd[MR / 2][WIDE], total[MR / 2][WIDE];
+    const int in_panel = from == PANEL || i0 > 0;
+    const char *a = t->a + i0 * 4, *b = in_panel && from != PANEL ? (const char *)t->panel : t->b;
+    const int64_t b_step = in_panel && from != PANEL ? nr * LANES * 4 : t->b_step;
+    float *panel = t->panel;
+    UNROLL for (int i = 0; i < mr; i++)
+        UNROLL for (int j = 0; j < nr; j++) total[i][j] = V_ZERO;
+    for (int left = t->K; left > 0; left -= NKI_PAIRS) {
+        UNROLL for (int i = 0; i < mr; i++)
+            UNROLL for (int j = 0; j < nr; j++) even[i][j] = odd[i][j] = V_ZERO;
+        for (int k = left < NKI_PAIRS ? left : NKI_PAIRS; k > 0; k -= 2) {
+            step(a, b, panel, mr, nr, in_panel ? PANEL : from, even);
+            a += t->a_step, b += b_step, panel += nr * LANES;
+            if (k == 1) break;
+            step(a, b, panel, mr, nr, in_panel ? PANEL : from, odd);
+            a += t->a_step, b += b_step, panel += nr * LANES;
+        }
+        UNROLL for (int i = 0; i < mr; i++)
+            UNROLL for (int j = 0; j < nr; j++) total[i][j] = V_ADD(total[i][j], V_ADD(even[i][j], odd[i][j]));
+    }
+    finish(t, i0, mr, nr, total);
+}
+/* The two chains take the registers of twice the rows. */
+static inline __attribute__((always_inline)) void multiply_pairs(const block *t, const int mr, const int nr, const enum source from)
+{
+    const int most = nr > NR ? (SMALL + 1) / 2 : MR / 2;
+    pairs_of(t, 0, mr < most ? mr : most, nr, from);
+    if (mr > most) pairs_of(t, most, mr - most, nr, from);
+}
+
 #define KERNEL(mr) \
     static void one_##mr(const block *t) { multiply(t, mr, 1, PANEL); } \
-    static void some_##mr(const block *t) { multiply(t, mr, NR, PANEL); }
+    static void some_##mr(const block *t) { multiply(t, mr, NR, PANEL); } \
+    static void one_pairs_##mr(const block *t) { multiply_pairs(t, mr, 1, PANEL); } \
+    static void some_pairs_##mr(const block *t) { multiply_pairs(t, mr, NR, PANEL); }
 #define KERNEL_WIDE(mr) \
-    static void wide_##mr(const block *t) { multiply(t, mr <= SMALL ? mr : SMALL, WIDE, PANEL); }
+    static void wide_##mr(const block *t) { multiply(t, mr <= SMALL ? mr : SMALL, WIDE, PANEL); } \
+    static void wide_pairs_##mr(const block *t) { multiply_pairs(t, mr <= SMALL ? mr : SMALL, WIDE, PANEL); }
 KERNEL(1) KERNEL(2) KERNEL(3) KERNEL(4)
 KERNEL_WIDE(1) KERNEL_WIDE(2) KERNEL_WIDE(3) KERNEL_WIDE(4)
 typedef void (*kernel_fn)(const block *);
 static void first_f32(const block *t) { multiply(t, MR, NR, FIRST_F32); }
 static void first_bf16(const block *t) { multiply(t, MR, NR, FIRST_BF16); }
-static const kernel_fn firsts[NKI_DTYPES] = {[NKI_F32] = first_f32, [NKI_TF32] = first_f32, [NKI_BF16] = first_bf16};
-static const kernel_fn wide[] = {0, wide_1, wide_2, wide_3, wide_4};
+static void first_pairs(const block *t) { multiply_pairs(t, MR, NR, FIRST_BF16); }
+static const kernel_fn firsts[2][NKI_DTYPES] = {{[NKI_F32] = first_f32, [NKI_TF32] = first_f32, [NKI_BF16] = first_bf16},
+                                                {[NKI_BF16] = first_pairs}};
+#define FOUR(name) name##_1, name##_2, name##_3, name##_4
+#define SIX(name) FOUR(name), name##_5, name##_6
 #if defined(__AVX512F__) || defined(__aarch64__)
 KERNEL(5) KERNEL(6) KERNEL(7) KERNEL(8) KERNEL(9) KERNEL(10) KERNEL(11) KERNEL(12)
-static const kernel_fn one[] = {0, one_1, one_2, one_3, one_4, one_5, one_6, one_7, one_8, one_9, one_10, one_11, one_12};
-static const kernel_fn some[] = {0, some_1, some_2, some_3, some_4, some_5, some_6, some_7, some_8, some_9, some_10, some_11,
-                                 some_12};
+#define ALL(name) SIX(name), name##_7, name##_8, name##_9, name##_10, name##_11, name##_12
 #elif defined(__AVX2__) && defined(__FMA__)
 KERNEL(5) KERNEL(6)
-static const kernel_fn one[] = {0, one_1, one_2, one_3, one_4, one_5, one_6};
-static const kernel_fn some[] = {0, some_1, some_2, some_3, some_4, some_5, some_6};
+#define ALL(name) SIX(name)
 #else
-static const kernel_fn one[] = {0, one_1, one_2, one_3, one_4};
-static const kernel_fn some[] = {0, some_1, some_2, some_3, some_4};
+#define ALL(name) FOUR(name)
 #endif
+/* By rows; the second of each in the order of pairs. */
+static const kernel_fn wide[2][5] = {{0, FOUR(wide)}, {0, FOUR(wide_pairs)}};
+static const kernel_fn one[2][MR + 1] = {{0, ALL(one)}, {0, ALL(one_pairs)}};
+static const kernel_fn some[2][MR + 1] = {{0, ALL(some)}, {0, ALL(some_pairs)}};
 
 /* ---- the product ------------------------------------------------------------------------------------------- */
 
@@ -307,11 +357,29 @@ static int reads_in_place(const operand *a, const operand *b)
 size_t nki_mm_scratch(const nki_mm *k)
 {
     int rows = swaps(k) ? k->N : k->M;
-    return bytes_of_a(k->K, rows) + padded((size_t)k->K * (rows <= SMALL ? WIDE : NR) * LANES * 4);
+    size_t bytes = bytes_of_a(k->K, rows) + padded((size_t)k->K * (rows <= SMALL ? WIDE : NR) * LANES * 4);
+    if (nki_in_pairs(k)) { /* also for what is left of a product that the tile unit cannot end */
+        size_t tiles = nki_tiles_scratch(k);
+        bytes += padded((size_t)k->K * (MR + WIDE * LANES) * 4);
+        bytes = bytes > tiles ? bytes : tiles;
+    }
+    return bytes;
+}
+
+int nki_in_pairs(const nki_mm *k)
+{
+    static const char narrow[NKI_DTYPES] = {[NKI_BF16] = 1, [NKI_F8E4M3] = 1, [NKI_F8E4M3FN] = 1, [NKI_F8E5M2] = 1};
+    return narrow[k->s_dtype] && narrow[k->m_dtype];
 }
 
 void nki_mm_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch)
 {
+    if (!nki_in_pairs(k) || !nki_tiles_run(k, stationary, moving, dst, scratch)) nki_mm_vectors(k, stationary, moving, dst, scratch);
+}
+
+void nki_mm_vectors(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch)
+{
+    const int in_pairs = nki_in_pairs(k);
     operand a = {k->s_dtype, k->M, k->s_stride, stationary}, b = {k->m_dtype, k->N, k->m_stride, moving};
     block t = {.K = k->K, .accumulate = k->accumulate, .row = k->d_stride[0], .col = k->d_stride[1]};
     if (swaps(k)) {
@@ -325,8 +393,8 @@ void nki_mm_run(const nki_mm *k, const char *stationary, const char *moving, cha
     t.panel = panel;
     int a_stays = reads_in_place(&a, &b), element = b.dtype == NKI_BF16 ? 2 : 4;
     t.a_step = a_stays ? a.stride[0] : MR * 4;
-    int b_stays = element == 4 && firsts[b.dtype] && b.stride[1] == 4 && a.n <= MR;
-    kernel_fn first = b.stride[1] == element ? firsts[b.dtype] : NULL;
+    int b_stays = element == 4 && firsts[0][b.dtype] && b.stride[1] == 4 && a.n <= MR;
+    kernel_fn first = b.stride[1] == element ? firsts[in_pairs][b.dtype] : NULL;
     for (int m0 = 0; m0 < a.n; m0 += ROWS) {
         int rows = a.n - m0 < ROWS ? a.n - m0 : ROWS;
         if (!a_stays) packs[a.dtype](a.at + m0 * a.stride[1], a.stride, t.K, rows, MR, packed);
@@ -338,7 +406,7 @@ void nki_mm_run(const nki_mm *k, const char *stationary, const char *moving, cha
             t.cols = left < width ? left : width;
             t.b = b.at + n0 * b.stride[1];
             t.b_step = b.stride[0];
-            const kernel_fn *kernels = vectors == 1 ? one : vectors == NR ? some : wide;
+            const kernel_fn *kernels = vectors == 1 ? one[in_pairs] : vectors == NR ? some[in_pairs] : wide[in_pairs];
             kernel_fn leader = vectors == NR && t.cols == width && rows >= MR && !b_stays ? first : NULL;
             if (!leader && !(b_stays && t.cols == width)) {
                 packs[b.dtype](t.b, b.stride, t.K, t.cols, width, panel);

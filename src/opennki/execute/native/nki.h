@@ -108,10 +108,22 @@ typedef struct {
     int32_t pad;
 } nki_mm;
 
-/* Products are summed over k = 0, 1, ... in order with one FMA per step, the same for every build and size.
+/* The order of a sum is the same for every build and size. Operands that are both bfloat16 or float8 are summed in pairs,
+ * as CPUs with tiles of bfloat16 do it: of each NKI_PAIRS steps, those of even k are one chain of FMAs from 0, those of
+ * odd k another, and the sum of the two is added to the total, which starts from 0. All others are one chain of FMAs
+ * over k = 0, 1, ...
  * The result overlaps no operand. `scratch` has nki_mm_scratch(k) bytes, aligned to 64. */
 size_t nki_mm_scratch(const nki_mm *k);
 void nki_mm_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch);
+void nki_mm_vectors(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch); /* without the tile unit */
+#define NKI_PAIRS 32
+int nki_in_pairs(const nki_mm *k);
+
+/* The same for operands that are summed in pairs, by the tile unit of the CPU; 0, with dst as it was, where there is none,
+ * or where it would round in another way (infinities, NaN, and numbers so small that results may be denormal). */
+size_t nki_tiles_scratch(const nki_mm *k);
+int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch);
+int nki_tiles_use(int wanted); /* 0: leave the tile unit alone, from now on; returns whether it is used */
 
 /* ---- copies, bit by bit, of 1, 2, 4 or 8 byte elements with any strides ---------------------------------- */
 typedef struct {
@@ -224,6 +236,9 @@ typedef int32_t (*nki_callback)(int32_t index);
  * row. Nothing in such a loop may call back. Returns 0, or -1 when a callback stopped the run, or the number (>= 1) of the
  * check that failed (of the lowest iteration where there are several), with its first and last index in `wrong`. */
 int64_t nki_tape_serial(const nki_tape *t, int64_t *env, int threads, char *const *buffers, nki_callback back, int64_t *wrong);
+
+/* From now on, add the nanoseconds and the runs of call i of the tapes that run to table[2 i] and table[2 i + 1]; NULL: no more. */
+void nki_tape_profile(int64_t *table);
 
 /* The same for `programs` programs (rows of `envs`), side by side on up to `threads` threads. Programs must not depend on each
  * other, and nothing may call back. The lowest program that failed counts. */
