@@ -275,7 +275,9 @@ def test_narrow_operands_are_summed_in_pairs(native_levels, shape, scale):
         same_bits(product(lib, s, m, dtypes=("bfloat16", "bfloat16")), expected)
 
 
-@pytest.mark.parametrize("size", [(32, 32, 32), (128, 128, 512), (127, 40, 70), (8, 16, 32), (31, 17, 33), (300, 65, 129), (64, 1, 600), (128, 600, 1)])
+@pytest.mark.parametrize(
+    "size", [(32, 32, 32), (128, 128, 512), (127, 40, 70), (8, 16, 32), (31, 17, 33), (300, 65, 129), (64, 1, 600), (128, 600, 1)]
+)
 def test_the_tile_unit_changes_no_bit(tile_unit, size):
     K, M, N = size
     rng = np.random.default_rng(8)
