@@ -88,7 +88,8 @@ def space(call: Call) -> Space | None:
 
 def over(call: Call, walk: Space) -> Call | None:
     """The call over another iteration space; None where it has more dimensions than native code takes."""
-    walk = _tidied(walk) if walk.free and not call.bounds else walk
+    if not (call.clips or call.bounds):
+        walk = _tidied(walk) if walk.free else _joined(walk, walk.outer)
     rank = len(walk.shape)
     if rank > abi.RANK:
         return None
@@ -113,15 +114,28 @@ def over(call: Call, walk: Space) -> Call | None:
 
 def _tidied(walk: Space) -> Space:
     """Dimensions in the order of what is stored, joined where that is the same walk for all operands."""
+    lead = walk.tiles[min(walk.stores)]
+    order = sorted(range(len(walk.shape)), key=lambda d: -abs(lead[d]))
+
+    def ordered(table: list[Strides]) -> list[Strides]:
+        return [tuple(s[d] for d in order) for s in table]
+
+    shape = tuple(walk.shape[d] for d in order)
+    tiles, preds, indices = map(ordered, (walk.tiles, walk.preds, walk.indices))
+    walk = _joined(replace(walk, shape=shape, tiles=tiles, preds=preds, indices=indices), len(order))
+    rank = len(walk.shape)
+    return replace(walk, outer=rank - (2 if rank > 1 and walk.shape[-1] < SHORT else 1))
+
+
+def _joined(walk: Space, count: int) -> Space:
+    """The first `count` dimensions joined where that is the same walk for all operands."""
     from opennki.execute.program import joined
 
     tables = [*walk.tiles, *walk.preds, *walk.indices]
-    lead = walk.tiles[min(walk.stores)] if walk.stores else tables[0]
-    order = sorted(range(len(walk.shape)), key=lambda d: -abs(lead[d]))
-    shape, strides = joined(tuple(walk.shape[d] for d in order), [tuple(t[d] for d in order) for t in tables])
+    shape, strides = joined(walk.shape[:count], [t[:count] for t in tables])
+    strides = [s + t[count:] for s, t in zip(strides, tables, strict=True)]
     n, m = len(walk.tiles), len(walk.tiles) + len(walk.preds)
-    outer = len(shape) - (2 if len(shape) > 1 and shape[-1] < SHORT else 1)
-    return replace(walk, shape=shape, outer=outer, tiles=strides[:n], preds=strides[n:m], indices=strides[m:])
+    return replace(walk, shape=shape + walk.shape[count:], outer=len(shape), tiles=strides[:n], preds=strides[n:m], indices=strides[m:])
 
 
 def pointer(what: Any) -> int:

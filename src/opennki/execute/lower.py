@@ -14,6 +14,7 @@ from opennki.execute import parallel
 from opennki.execute.calls import Call
 from opennki.execute.group import Group
 from opennki.execute.instruction import Broken, Instruction
+from opennki.execute.merge import merge
 from opennki.execute.nodes import Back, Branch, Divide, Loop, Made, Node, Repeat, Run, Zero, walk, work
 from opennki.execute.record import Unsupported
 from opennki.interpret.machine import Tape
@@ -48,6 +49,9 @@ class Lowering:
         self.body(tape.kernel.body, dict(tape.ranges))
         self.flush()
         self.uses = parallel.uses(self.nodes, tape)
+        if limit is None:
+            merge(self, self.nodes)
+            self.uses = parallel.uses(self.nodes, tape)
         parallel.choose(self, self.nodes)
         self.programs = self._programs()
 

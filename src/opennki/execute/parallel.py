@@ -54,7 +54,7 @@ def independent(lowering: Lowering, body: list[Node], var: Var, programs: bool =
             return None
         own.add(alloc)
     zeroed = {node.alloc for node in walk(body) if isinstance(node, Zero)}
-    return own if zeroed <= own else None
+    return own & (uses.keys() | zeroed) if zeroed <= own else None
 
 
 def uses(body: list[Node], tape: Tape) -> dict[Alloc, int]:
