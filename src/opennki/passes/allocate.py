@@ -20,9 +20,10 @@ from opennki.isa import target as targets
 from opennki.isa.declare import ISA
 from opennki.isa.target import Target
 from opennki.lang.placement import start_partitions
+from opennki.passes.clobber import clobbered
 from opennki.passes.contract import contracted
 from opennki.passes.liveness import Interval, Liveness, liveness
-from opennki.passes.memory_map import MEMORIES, MemoryMap, Peak, Placement, Region, bytes_per_partition, capacity, tile
+from opennki.passes.memory_map import MEMORIES, MemoryMap, Peak, Placement, bytes_per_partition, capacity, tile
 from opennki.passes.pack import Item, pack, stack
 
 __all__ = ["MemoryMap", "Placement", "allocate", "capacity_problems"]
@@ -37,7 +38,8 @@ def allocate(kernel: Kernel, *, allocator: str = "auto", skip_middle_end: bool =
     allocator: `auto`; `stack`, each tensor above everything that is alive when it is made; or `forced`, which ignores the placements that
     the kernel asks for. skip_middle_end: leave the kernel as it is; else tensors of which an iteration uses only its own part shrink to
     that part first (`passes.contract`), and the map's `kernel` is the result. Raises NkiValueError when a memory is too small, with the
-    tensors that are alive at its fullest point, and for a placement outside of its memory.
+    tensors that are alive at its fullest point; for a placement outside of its memory; and where the kernel's own placements overwrite
+    what is read later, with both tensors (`passes.clobber`).
     """
     if allocator not in ("auto", "stack", "forced"):
         raise NkiValueError(f"allocator={allocator!r}", rule="an allocator is auto, stack or forced")
@@ -47,6 +49,9 @@ def allocate(kernel: Kernel, *, allocator: str = "auto", skip_middle_end: bool =
         error = _Memory(out, memory, allocator).place()
         if error is not None:
             raise error
+    error = clobbered(out)
+    if error is not None:
+        raise error
     if made is not kernel:  # tensors that shrank keep their number
         by_id = {a.id: p for a, p in out.placements.items()}
         for stmt in statements(kernel.body):
@@ -80,9 +85,9 @@ class _Memory:
         """Fill in the placements and the peak of this memory; the error if it is too small."""
         for alloc in self.direct:
             self.out.placements[alloc] = placement = self._direct(alloc)
-            for region in placement.regions():
-                if region.address + region.size > self.room:
-                    return _outside(alloc, region, self.room, self.target)
+            error = self._outside(alloc, placement)
+            if error is not None:
+                return error
         self.out.peaks[self.memory] = peak = self._peak()
         if not self._search():
             return self._error(peak)
@@ -112,6 +117,19 @@ class _Memory:
         start, address = table[0]
         return Placement(self.memory, start, partitions, address, size, 1, address // bank if self.memory == "psum" else None,
                          blocks, size, table)
+
+    def _outside(self, alloc: Alloc, placement: Placement) -> NkiError | None:
+        """The error of bytes that are not there. The compiler's own part of SBUF is: public kernels reach into it, with a note."""
+        last = max(placement.regions(), key=lambda r: r.address)
+        end, memory, name = last.address + last.size, self.memory.upper(), alloc.name or repr(alloc)
+        there = self.target.sbuf_partition_bytes if self.memory == "sbuf" else self.room
+        text = f"the {memory} tensor {name} {alloc.shape} is placed at bytes {last.address} to {end} of a partition"
+        if end > there:
+            return NkiValueError(text, loc=alloc.loc, rule=f"{memory} of {self.target.name} has {there} bytes per partition, "
+                                 f"{self.room} of them for kernels", fix="use fewer or smaller buffers")
+        if end > self.room:
+            self.out.notes += (f"{text}, of which the compiler keeps those from {self.room} on",)
+        return None
 
     # ---- what we choose --------------------------------------------------------------------------------------------------------
     def _search(self) -> bool:
@@ -296,11 +314,3 @@ def _movable(kernel: Kernel) -> frozenset[Alloc]:
             if len(read) > 1 or ISA[stmt.op].family == "matmul":
                 stay.update(a.alloc for a, _, _ in used)
     return frozenset(seen - stay)
-
-
-def _outside(alloc: Alloc, region: Region, room: int, target: Target) -> NkiError:
-    memory = alloc.space.upper()
-    return NkiValueError(f"the {memory} tensor {alloc.name or repr(alloc)} {alloc.shape} is placed at bytes {region.address} to "
-                         f"{region.address + region.size} of a partition", loc=alloc.loc,
-                         rule=f"{memory} of {target.name} has {room} bytes per partition for kernels",
-                         fix="use fewer or smaller buffers")

@@ -11,6 +11,7 @@ from opennki.ir.affine import Affine
 from opennki.lang.bytecode import instructions, positions
 from opennki.lang.index import Condition, Index, Mask
 from opennki.lang.tensor import Tensor
+from opennki.trace.counters import is_address_counter
 
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 _ADDS = frozenset({"LIST_APPEND", "SET_ADD", "MAP_ADD"})
@@ -128,6 +129,8 @@ def changed(frame: types.FrameType, before: dict[str, Any]) -> str:
     now = frame.f_locals
     for name, old in before.items():
         if name in now and not _equal(old, _state(now[name], 0, name in carried)):
+            if type(old) is type(now[name]) is int and is_address_counter(frame.f_code, frame.f_lasti, name):
+                continue
             return name
     return ""
 
