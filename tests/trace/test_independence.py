@@ -12,7 +12,7 @@ from opennki import jit
 from opennki.dialects.neuronxcc import language as nl
 from opennki.ir.affine import Affine, Var, variable
 from opennki.ir.nodes import Access, Alloc, Dim
-from opennki.trace.independence import _disjoint, check
+from opennki.trace.independence import disjoint, check
 
 I, J = Var("i", 0, 3), Var("j", 0, 2)
 
@@ -66,11 +66,11 @@ def places(access, i, j):
 
 @settings(max_examples=400, deadline=None)
 @given(st.data())
-def test_what_is_proven_disjoint_is_disjoint(data):
+def test_what_is_provendisjoint_isdisjoint(data):
     """For different values of i, whatever j of each, no two of the accesses meet."""
     alloc = Alloc(1, "t", (64, 64), "float32", "shared_hbm")
     group = data.draw(st.lists(accesses(alloc), min_size=1, max_size=3))
-    if not _disjoint(group, I, {I: 4, J: 3}):
+    if not disjoint(group, I, {I: 4, J: 3}):
         return
     touched = [set().union(*(places(a, i, j) for a in group for j in range(3))) for i in range(4)]
     for a, b in product(range(4), repeat=2):
