@@ -54,6 +54,8 @@ class Instruction:
             raise Unsupported("it acts outside of its tensors")
         if plan.decl.positional and plan.masker is not None:
             raise Unsupported("a mask on positions")
+        if plan.decl.mask_dims and plan.masker is not None:
+            raise Unsupported("a mask that counts the dimensions of another operand")
         if any(view.dynamic is not None for view, _, _ in plan.outputs):
             raise Unsupported("a runtime index")
         kw = dict(plan.static)

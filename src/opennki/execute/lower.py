@@ -135,6 +135,8 @@ class Lowering:
         return made
 
     def loop(self, loop: For, ranges: dict[Var, Range]) -> None:
+        if loop.trips < 1:
+            return
         self.segment()
         slot = self.layout.var(loop.var)
         self.loops.append(slot)

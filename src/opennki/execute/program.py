@@ -187,6 +187,7 @@ class Elementwise:
         self.memo: dict[Any, int] = {}
         self.registers = 0
         self.depths: dict[int, int] = {}
+        self.named: list[Sym] = []  # keeps alive what the tables above know by id()
         folds = {id(f): f for _, v in pairs for f in _folds(v)}
         if folds:
             first = next(iter(folds.values()))
@@ -254,6 +255,7 @@ class Elementwise:
         if found is None:
             found = max((self.depth(a) for a in sym.args), default=0) + (sym.kind == "fold")
             self.depths[id(sym)] = found
+            self.named.append(sym)
         return found
 
     def is_row(self, sym: Sym) -> bool:
@@ -274,6 +276,7 @@ class Elementwise:
             return self.memo[key]
         made = self._value(sym, phase)
         self.memo[key] = made
+        self.named.append(sym)
         return made
 
     def _fold(self, sym: Sym) -> int:
@@ -284,6 +287,7 @@ class Elementwise:
             made = self.register()
             self.emit(phase, abi.FOLD, made, source, fn=sym.name)
             self.memo[key] = made
+            self.named.append(sym)
         return self.memo[key]
 
     def _value(self, sym: Sym, phase: tuple[int, int]) -> int:

@@ -175,6 +175,21 @@ for _method, _function in {
     setattr(Sym, f"__{_method}__", _binary(_function))
     if _method in ("add", "sub", "mul", "truediv", "mod", "pow"):
         setattr(Sym, f"__r{_method}__", _binary(_function, True))
+def _logical(name: str) -> Any:
+    def method(self: Sym, other: Any = None) -> Sym:
+        operands = (self,) if name == "logical_not" else (self, const(other))
+        if any(o.dtype != np.bool_ for o in operands):
+            raise Unsupported("an operator on bits")
+        made = call(name, *operands)
+        return Sym(made.kind, made.shape, np.dtype(bool), made.args, made.name)
+
+    return method
+
+
+for _method, _function in {"and": "logical_and", "or": "logical_or", "xor": "logical_xor", "invert": "logical_not"}.items():
+    setattr(Sym, f"__{_method}__", _logical(_function))
+    if _method != "invert":
+        setattr(Sym, f"__r{_method}__", _logical(_function))
 Sym.__neg__ = lambda self: call("negative", self)  # type: ignore[attr-defined,operator]
 Sym.__abs__ = lambda self: call("abs", self)  # type: ignore[attr-defined]
 Sym.__hash__ = object.__hash__  # type: ignore[method-assign]

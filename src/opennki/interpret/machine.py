@@ -265,6 +265,8 @@ class Tape:
     def _for(self, loop: For, ranges: dict[Var, Range]) -> None:
         slot, trips = self.layout.var(loop.var), loop.trips
 
+        if trips < 1:
+            return
         if loop.var in self.watched:
             def begin(machine: Instance) -> None:
                 machine.env[slot] = 0

@@ -166,7 +166,7 @@ class Plan:
                 value = value[(slice(0, 1),) * value.ndim]  # one number for all elements is converted once
             if kind == np.float32:
                 write(out, value)
-            elif kind == storage and dtype != "tfloat32":
+            elif kind == storage and dtype not in ("tfloat32", "bool"):  # bits are rounded there, and every number but 0 is 1
                 out[...] = value
             else:
                 dtypes.convert(value, dtypes.canonical(kind), dtype, out)
@@ -352,6 +352,10 @@ def _general(plan: Plan) -> Step:
             else:
                 part = _part(name, decl.mask_dims.get(name), view.shape, lo, hi, decl, iteration)
             shape = tuple(b - a for a, b in zip(*part, strict=True))
+            if shape != view.shape and isinstance(value, np.ndarray) and value.ndim == len(shape) and value.shape != shape:
+                # a body that knows an extent of its result by itself makes all of it
+                value = value[tuple(slice(a, b) if n == whole_n else slice(None) for n, whole_n, a, b in zip(
+                    value.shape, view.shape, *part, strict=True))]
             keep = where if where is not None and where.shape == shape and not (wants_mask and name != decl.mask_on and
                                                                                 view.shape != iteration) else None
             if skipped is not None and skipped.shape == shape:

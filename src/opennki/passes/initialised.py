@@ -86,7 +86,7 @@ def _effects(stmt: Stmt, loops: tuple[For, ...], wanted: set[Alloc]) -> Effects:
         r2, n2, l2 = _sequence(stmt.orelse, loops, wanted)
         return r1 | r2, n1 & n2, (n1 | l1) & (n2 | l2)
     if isinstance(stmt, For):
-        return _sequence(stmt.body, (*loops, stmt), wanted)
+        return _sequence(stmt.body, (*loops, stmt), wanted) if stmt.trips > 0 else (set(), set(), set())
     if isinstance(stmt, DoWhile):
         reads, now, later = _sequence(stmt.body, loops, wanted)
         if stmt.cond is not None and stmt.cond.alloc in wanted and stmt.cond.alloc not in now:
@@ -107,7 +107,8 @@ def _sequence(body: list[Stmt], loops: tuple[For, ...], wanted: set[Alloc]) -> E
             now |= n
             later |= l
             continue
-        for access, is_read, is_written in accesses(stmt):
+        # an instruction reads before it writes, whatever the order of its operands
+        for access, is_read, is_written in sorted(accesses(stmt), key=lambda a: not a[1]):
             alloc = access.alloc
             if alloc not in wanted or alloc in now:
                 continue
@@ -139,7 +140,7 @@ def partly_written(kernel: Kernel) -> set[Alloc]:
         for stmt in body:
             if isinstance(stmt, Instr) and not stmt.mask:
                 complete.update([a.alloc for a, _, w in accesses(stmt) if w and a.alloc in outputs and covers_all(a, loops, trips)])
-            elif isinstance(stmt, For):
+            elif isinstance(stmt, For) and stmt.trips > 0:
                 walk(stmt.body, (*loops, stmt))
     walk(kernel.body, ())
     return outputs - complete

@@ -1,0 +1,307 @@
+"""A kernel by native code and by the interpreter, to the last bit, and the smallest part of it at which they differ.
+
+The functions whose last bits may differ (exp, tanh, products of matrices ...) are tested by themselves; here the interpreter computes them
+by the native library as well, so that everything else has to agree in every bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes as C
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from tests.execute import native as library
+from tests.execute.random_programs import Programs
+
+from opennki.errors import NkiError
+from opennki.execute import abi
+from opennki.execute.executor import Executor, executor_of
+from opennki.interpret.checks import Checks, tape_of
+from opennki.interpret.prepared import Prepared
+from opennki.ir.nodes import DoWhile, For, If, Instr, Kernel, Stmt
+from opennki.ir.parse import from_text
+from opennki.ir.print import to_text
+from opennki.ir.verify import verify
+from opennki.isa import dtypes, tensor_engine
+from opennki.isa import target as targets
+from opennki.isa.bodies import Translator
+from opennki.isa.declare import ISA
+
+REFERENCE = Checks.of({"masked": "error", **dict.fromkeys(("race", "repeated", "carried", "accumulate", "unwritten", "capacity"), "off")})
+APPROXIMATE = frozenset(
+    "power exp log sin cos tan arctan tanh sigmoid silu silu_dx softplus mish erf erf_dx gelu gelu_dx gelu_apprx_tanh "  # noqa: SIM905
+    "gelu_apprx_sigmoid".split()
+)
+
+
+# ---- the interpreter with the library's functions ------------------------------------------------------------------------
+def _function(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    if name not in APPROXIMATE:
+        return plain
+
+    def function(*args: Any, out: Any = None) -> Any:
+        wide = np.broadcast_arrays(*(np.asarray(a, np.float32) for a in args))
+        flat = [np.ascontiguousarray(a).reshape(-1) for a in wide]
+        made = library.call(library.best(), name, *flat).reshape(wide[0].shape)
+        if out is None:
+            return made
+        out[...] = made
+        return out
+
+    return function
+
+
+class _Product(np.ndarray):
+    """An array whose products are the library's."""
+
+    def __matmul__(self, other: Any) -> Any:
+        a, b = (np.ascontiguousarray(np.asarray(x), np.float32) for x in (self.T, other))
+        (k, m), n = a.shape, b.shape[1]
+        out = np.empty((m, n), np.float32)
+        what = abi.Matmul(k, m, n, 0, 0, (4 * m, 4), (4 * n, 4), (4 * n, 4), 0, 0)
+        lib = library.best()
+        lib.nki_mm_scratch.restype = C.c_size_t
+        held = np.empty(int(lib.nki_mm_scratch(C.byref(what))) + 64, np.uint8)
+        scratch = (held.ctypes.data + 63) & ~63
+        lib.nki_mm_run(C.byref(what), library.pointer(a), library.pointer(b), library.pointer(out), C.c_void_p(scratch))
+        return out
+
+
+_BODIES = Translator(np, {tensor_engine._float32: lambda x: np.ascontiguousarray(x, np.float32).view(_Product)}, _function)
+_native: dict[str, Any] = {}
+
+
+@contextmanager
+def library_functions() -> Iterator[None]:
+    """Plans made in here compute approximate functions and products by the native library."""
+    before = dict(ISA)
+    if not _native:
+        _native.update({name: replace(decl, body=_BODIES.body(name)) for name, decl in before.items()})
+    try:
+        ISA.update(_native)
+        yield
+    finally:
+        ISA.update(before)
+
+
+# ---- values --------------------------------------------------------------------------------------------------------------
+_SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 1e-45, -1e-45, 1.1754944e-38, 3.4028235e38, 2.5, -3.5, 65504.0, 240.0, 448.0, 1e-8)
+
+
+def values(shape: tuple[int, ...], dtype: str, style: str, seed: int) -> np.ndarray:
+    """An array of a style: normal, small (whole numbers), bits (any), special (NaN, infinities, zeros, denormals), ramp, below N."""
+    rng = np.random.default_rng(seed)
+    storage = np.dtype(bool) if dtype == "bool" else dtypes.storage(dtype)
+    if style.startswith("below"):
+        return rng.integers(0, int(style.split()[1]), shape).astype(storage)
+    if dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if style == "bits":
+        raw = rng.integers(0, 256, (*shape, storage.itemsize), dtype=np.uint8).view(storage).reshape(shape)
+        return dtypes.from_float32(raw, dtype) if dtype == "tfloat32" else raw
+    if style == "ramp":
+        made = np.arange(np.prod(shape, dtype=int)).reshape(shape) % 251 - 20.0
+    elif style == "small":
+        made = rng.integers(-4, 9, shape).astype(np.float64)
+    else:
+        made = rng.standard_normal(shape) * 3
+        if style == "special":
+            made = np.where(rng.random(shape) < 0.4, rng.choice(_SPECIAL, shape), made)
+    with np.errstate(all="ignore"):
+        if storage.kind in "iu":
+            info = np.iinfo(storage)
+            made = np.nan_to_num(made * (1 if style in ("small", "ramp") else 40), nan=0.0)
+            return np.clip(made, float(info.min), float(info.max) - (128 if info.bits == 32 else 0)).astype(storage)
+        return dtypes.from_float32(made.astype(np.float32), dtype).astype(storage)
+
+
+def arrays_of(kernel: Kernel, styles: dict[str, str]) -> list[np.ndarray]:
+    """The arguments of a kernel; each depends on its name alone, so that a smaller kernel has the same."""
+    return [values(p.shape, p.dtype, styles[p.name], zlib.crc32(p.name.encode())) for p in kernel.params]
+
+
+# ---- two runs --------------------------------------------------------------------------------------------------------------
+class Undefined(Exception):
+    """The kernel reads elements without a value: what comes out is not defined."""
+
+
+class Refused(Exception):
+    """The interpreter itself fails, without an error of its own: nothing to compare with."""
+
+
+def _run(plan: Prepared, kernel: Kernel, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    places = [*kernel.outputs, *plan.extra]
+    results = [np.zeros(o.shape, dtypes.storage(o.dtype)) for o in places]
+    inputs = [np.ascontiguousarray(a.view(np.uint8) if a.dtype == bool else a) for a in copy.deepcopy(arrays)]
+    plan.run(inputs, results, seed=3)
+    return results
+
+
+def _different(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    one, two = (np.ascontiguousarray(x).reshape(-1).view(np.uint8).reshape(x.size, x.itemsize) for x in (a, b))
+    differ = (one != two).any(axis=1)
+    if differ.any() and a.dtype.kind not in "iub":
+        with np.errstate(all="ignore"):
+            differ &= ~(np.isnan(a.astype(np.float32)) & np.isnan(b.astype(np.float32))).reshape(-1)
+    return differ
+
+
+def difference(kernel: Kernel, arrays: list[np.ndarray], found: list[Any] | None = None) -> str:
+    """How native code and the interpreter differ, in a line; empty where they agree. Raises Undefined, Refused."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with library_functions():
+            reference = Prepared(kernel, REFERENCE)
+            tape = tape_of(kernel, Checks.of("off"))
+        wanted, error = None, ""
+        try:
+            wanted = _run(reference, kernel, arrays)
+        except NkiError as exc:
+            error = f"{type(exc).__name__}: {exc.message}"
+            if any(word in error for word in ("never written", "masked", "undefined", "no value")):
+                raise Undefined(error) from None
+        except Exception as exc:
+            raise Refused(f"{type(exc).__name__}: {exc}") from None
+        executor: Executor | None = executor_of(tape)
+        if executor is None:
+            return ""
+        if found is not None:
+            found.append(executor)
+        plan = Prepared(kernel, "off", tape, lambda _: executor)
+        for turn in range(2):  # the second run has the memory of the first one
+            try:
+                got = _run(plan, kernel, arrays)
+            except NkiError as exc:
+                mine = f"{type(exc).__name__}: {exc.message}"
+                return "" if mine == error else f"native code raises {mine!r}, the interpreter {error!r}"
+            if wanted is None:
+                return f"the interpreter raises {error!r}, native code nothing"
+            for number, (a, b) in enumerate(zip(wanted, got, strict=True)):
+                differ = _different(a, b)
+                if differ.any():
+                    at = int(np.argmax(differ))
+                    return (f"result {number} {a.dtype}{list(a.shape)}, run {turn + 1}: {int(differ.sum())} of {differ.size} differ, first "
+                            f"{np.unravel_index(at, a.shape)}: interpreter {a.reshape(-1)[at]!r}, native {b.reshape(-1)[at]!r}")  # fmt: skip
+    return ""
+
+
+# ---- smaller ---------------------------------------------------------------------------------------------------------------
+def shrunk(text: str, styles: dict[str, str], still: Callable[[str, dict[str, str]], bool], budget: int = 400) -> str:
+    """The smallest kernel text found for which `still` holds: statements, loops, masks and operands are taken away one by one."""
+    best = text
+    again = True
+    while again and budget > 0:
+        again = False
+        for number in range(_count(from_text(best))):
+            smaller = _smaller(best, number)
+            budget -= 1
+            if smaller is None or smaller == best:
+                continue
+            try:
+                kernel = from_text(smaller)
+                verify(kernel, targets.resolve(kernel.target))
+                if not still(smaller, styles):
+                    continue
+            except Exception:  # not a kernel any more
+                continue
+            best, again = smaller, True
+            break
+    return best
+
+
+def _edits(body: list[Stmt]) -> Iterator[Callable[[], None]]:
+    """What can be taken away, large parts first."""
+    for i, stmt in enumerate(body):
+        if isinstance(stmt, (Instr, For, If, DoWhile)):
+            yield lambda i=i: body.__delitem__(i)
+    for i, stmt in enumerate(body):
+        if isinstance(stmt, If):
+            yield lambda i=i, s=stmt: body.__setitem__(slice(i, i + 1), s.then)
+            if stmt.orelse:
+                yield lambda i=i, s=stmt: body.__setitem__(slice(i, i + 1), s.orelse)
+                yield lambda s=stmt: s.orelse.clear()
+        elif isinstance(stmt, DoWhile):
+            yield lambda i=i, s=stmt: body.__setitem__(slice(i, i + 1), s.body)
+        elif isinstance(stmt, For) and stmt.trips > 1:
+            yield lambda s=stmt: setattr(s, "trips", 1)
+        elif isinstance(stmt, Instr) and stmt.mask:
+            yield lambda i=i, s=stmt: body.__setitem__(i, replace(s, mask=s.mask[1:]))
+    for stmt in body:
+        if isinstance(stmt, (For, DoWhile)):
+            yield from _edits(stmt.body)
+        elif isinstance(stmt, If):
+            yield from _edits(stmt.then)
+            yield from _edits(stmt.orelse)
+
+
+def _all_edits(kernel: Kernel) -> list[Callable[[], None]]:
+    out = list(_edits(kernel.body))
+    for i in range(len(kernel.outputs)):
+        out.append(lambda i=i: kernel.outputs.__delitem__(i))
+    return out
+
+
+def _count(kernel: Kernel) -> int:
+    return len(_all_edits(kernel))
+
+
+def _smaller(text: str, number: int) -> str | None:
+    kernel = from_text(text)
+    edits = _all_edits(kernel)
+    if number >= len(edits):
+        return None
+    edits[number]()
+    _unused(kernel)
+    try:
+        return to_text(kernel)
+    except NkiError:
+        return None
+
+
+def _unused(kernel: Kernel) -> None:
+    """Take away tensors that nothing uses."""
+    from opennki.ir.nodes import Alloc, statements
+    from opennki.ir.verify import accesses
+
+    used = {o.alloc for o in kernel.outputs}
+    for s in statements(kernel.body):
+        if isinstance(s, Instr):
+            used |= {a.alloc for a, _, _ in accesses(s)}
+        elif isinstance(s, DoWhile) and s.cond is not None:
+            used.add(s.cond.alloc)
+
+    def clean(body: list[Stmt]) -> None:
+        body[:] = [s for s in body if not (isinstance(s, Alloc) and s not in used)]
+        for s in body:
+            if isinstance(s, (For, DoWhile)):
+                clean(s.body)
+            elif isinstance(s, If):
+                clean(s.then)
+                clean(s.orelse)
+
+    clean(kernel.body)
+    kernel.params = [p for p in kernel.params if p in used]
+
+
+# ---- one program of the fuzzer ---------------------------------------------------------------------------------------------
+def program(seed: int, ops: list[str] | None = None) -> tuple[str, dict[str, str]]:
+    """The text of the program of a seed, and the styles of its parameters."""
+    made = Programs(seed, ops)
+    return to_text(made.kernel()), made.styles
+
+
+def check(text: str, styles: dict[str, str], found: list[Any] | None = None) -> str:
+    """How the two differ on a program; a crash of either counts as a difference. Raises Undefined, Refused."""
+    kernel = from_text(text)
+    try:
+        return difference(kernel, arrays_of(kernel, styles), found)
+    except (Undefined, Refused):
+        raise
+    except Exception as exc:
+        return f"native code fails: {type(exc).__name__}: {exc}"
