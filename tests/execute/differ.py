@@ -91,7 +91,7 @@ def library_functions() -> Iterator[None]:
 
 
 # ---- values --------------------------------------------------------------------------------------------------------------
-_SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 1e-45, -1e-45, 1.1754944e-38, 3.4028235e38, 2.5, -3.5, 65504.0, 240.0, 448.0, 1e-8)
+_SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 1e-45, -1e-45, 1.1754944e-38, 3.4028235e38, 2.5, -3.5, 65504.0, 240.0, 448.0)
 
 
 def values(shape: tuple[int, ...], dtype: str, style: str, seed: int) -> np.ndarray:
@@ -186,33 +186,38 @@ def difference(kernel: Kernel, arrays: list[np.ndarray], found: list[Any] | None
                 differ = _different(a, b)
                 if differ.any():
                     at = int(np.argmax(differ))
-                    return (f"result {number} {a.dtype}{list(a.shape)}, run {turn + 1}: {int(differ.sum())} of {differ.size} differ, first "
-                            f"{np.unravel_index(at, a.shape)}: interpreter {a.reshape(-1)[at]!r}, native {b.reshape(-1)[at]!r}")  # fmt: skip
+                    where = tuple(map(int, np.unravel_index(at, a.shape)))
+                    return (f"result {number} {a.dtype}{list(a.shape)}, run {turn + 1}: {int(differ.sum())} of {differ.size} differ, "
+                            f"first {where}: interpreter {a.reshape(-1)[at]!r}, native {b.reshape(-1)[at]!r}")  # fmt: skip
     return ""
 
 
 # ---- smaller ---------------------------------------------------------------------------------------------------------------
 def shrunk(text: str, styles: dict[str, str], still: Callable[[str, dict[str, str]], bool], budget: int = 400) -> str:
     """The smallest kernel text found for which `still` holds: statements, loops, masks and operands are taken away one by one."""
-    best = text
-    again = True
-    while again and budget > 0:
-        again = False
-        for number in range(_count(from_text(best))):
-            smaller = _smaller(best, number)
-            budget -= 1
-            if smaller is None or smaller == best:
-                continue
-            try:
-                kernel = from_text(smaller)
-                verify(kernel, targets.resolve(kernel.target))
-                if not still(smaller, styles):
-                    continue
-            except Exception:  # not a kernel any more
-                continue
-            best, again = smaller, True
-            break
+    best, number, changed = text, 0, False
+    while budget > 0:
+        smaller = _smaller(best, number)
+        if smaller is None:  # all parts have been tried; once more where that changed something
+            if not changed:
+                break
+            number, changed = 0, False
+            continue
+        budget -= 1
+        if smaller != best and _is_kernel(smaller) and still(smaller, styles):
+            best, changed = smaller, True  # the parts after it have moved up
+        else:
+            number += 1
     return best
+
+
+def _is_kernel(text: str) -> bool:
+    try:
+        kernel = from_text(text)
+        verify(kernel, targets.resolve(kernel.target))
+    except NkiError:
+        return False
+    return True
 
 
 def _edits(body: list[Stmt]) -> Iterator[Callable[[], None]]:
@@ -247,11 +252,8 @@ def _all_edits(kernel: Kernel) -> list[Callable[[], None]]:
     return out
 
 
-def _count(kernel: Kernel) -> int:
-    return len(_all_edits(kernel))
-
-
 def _smaller(text: str, number: int) -> str | None:
+    """The text without its part `number`, None where there are fewer parts; the same text where it is no kernel then."""
     kernel = from_text(text)
     edits = _all_edits(kernel)
     if number >= len(edits):
@@ -261,7 +263,7 @@ def _smaller(text: str, number: int) -> str | None:
     try:
         return to_text(kernel)
     except NkiError:
-        return None
+        return text
 
 
 def _unused(kernel: Kernel) -> None:

@@ -22,7 +22,8 @@ FAMILIES_LEFT_OUT = frozenset({"print", "sync", "collective", "custom"})
 OPS = sorted(n for n, d in ISA.items() if d.family not in FAMILIES_LEFT_OUT and not d.suspends)
 FLOATS = ("float32", "float32", "float32", "bfloat16", "bfloat16", "float16", "float8_e4m3", "float8_e5m2", "tfloat32")
 INTS = ("int32", "int32", "uint32", "int16", "uint16", "int8", "uint8", "bool")
-NUMBERS = (0, 1, -1, 2, 3, 0.5, -2.5, 7, 0.1, -0.0, 1e-45, -1e-40, 1e38, -3e38, 1e10, 255, 65504.0, float("inf"), float("-inf"), float("nan"))
+_INF = float("inf")
+NUMBERS = (0, 1, -1, 2, 3, 0.5, -2.5, 7, 0.1, -0.0, 1e-45, -1e-40, 1e38, -3e38, 1e10, 255, 65504.0, _INF, -_INF, _INF - _INF)
 PARTITIONS = (1, 2, 3, 8, 16, 32, 33, 64, 128)
 FREE = (1, 2, 3, 4, 7, 8, 16, 31, 32, 33, 40, 64, 65, 96, 128, 200, 257, 300)
 _SPACE = {"hbm": ("shared_hbm", "private_hbm"), "sbuf": ("sbuf",), "psum": ("psum",)}
@@ -153,7 +154,8 @@ class Programs:
             if found is not None:
                 return found
         first, rank = alloc.pdim, len(shape)
-        plain = [Dim(self.index(n - shape[i], shape[i]), tuple(int(i == j) for j in range(rank))) for i, n in enumerate(alloc.shape[first:])]
+        own = alloc.shape[first:]
+        plain = [Dim(self.index(n - shape[i], shape[i]), tuple(int(i == j) for j in range(rank))) for i, n in enumerate(own)]
         return Access(alloc, alloc.dtype, (*(Dim(self.index(n - 1), (0,) * rank) for n in alloc.shape[:first]), *plain), shape)
 
     def made(self, shape: tuple[int, ...], dtype: str, space: str, write: bool, filled: bool) -> Alloc:
@@ -217,7 +219,7 @@ class Programs:
             dims[name] = self.r.choice([n for n in choices if n <= bound])
         return dims[name]
 
-    def shape(self, words: tuple[str, ...], dims: dict[str, int], limits: dict[str, int], forms: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    def shape(self, words: tuple[str, ...], dims: dict[str, int], limits: dict[str, int], forms: dict[str, Any]) -> tuple[int, ...]:
         """A shape for the words of a declaration; operands of one size mostly have one form."""
         if words == ("*",):
             return (self.size("P", dims, limits), self.size("F", dims, limits))
@@ -339,13 +341,13 @@ class Programs:
         forms: dict[str, Any] = {"fixed": any(isinstance(p.spec, declare.Predicate) for p in decl.params)}
         limits = {limit.dim: getattr(self.target, limit.at_most) for limit in decl.limits}
         main = r.choice(FLOATS if self.rare(0.65) else INTS)
-        maskable = any(isinstance(p.spec, declare.Plumbing) and p.spec.kind == "mask" for p in decl.params)
-        masked = maskable and self.rare(0.25)
+        plumbing = {p.spec.kind: p for p in decl.params if isinstance(p.spec, declare.Plumbing)}
+        masked = "mask" in plumbing and self.rare(0.25)
         forms["fixed"] |= masked  # a mask counts the dimensions of one form
         operands = tuple([self.operand(p, main, dims, limits, forms) for p in decl.params])
-        engine = r.choice(("", *decl.engines)) if any(isinstance(p.spec, declare.Plumbing) and p.spec.kind == "engine" for p in decl.params) else ""
-        free = [p for p in decl.params if isinstance(p.spec, declare.Plumbing) and p.spec.kind == "dtype"]
-        wanted = r.choice((main, main, *FLOATS, *INTS)) if free and (free[0].required or self.rare(0.7)) else None
+        engine = r.choice(("", *decl.engines)) if "engine" in plumbing else ""
+        free = plumbing.get("dtype")
+        wanted = r.choice((main, main, *FLOATS, *INTS)) if free and (free.required or self.rare(0.7)) else None
         check_operands(decl, operands, self.target, engine, None, wanted)
         call = call_view(decl, operands, engine, wanted)
         if not engine:
@@ -389,8 +391,8 @@ class Programs:
         plain = [Dim(Affine(), tuple(int(i == j) for j in range(rank))) for i in range(rank)]
         dims = [Dim(Affine(0, ((v, 1),)), (0,) * rank) for v in around]
         blocks = [Dim(self.index(n - 1), (0,) * rank) for n in alloc.shape[: alloc.pdim]]
-        self.scopes[-1][0].append(Instr("dma_copy", (), (
-            Access(out, out.dtype, (*dims, *plain), shape), Access(alloc, alloc.dtype, (*blocks, *plain), shape), None, None, 0, 3)))  # fmt: skip
+        place, source = Access(out, out.dtype, (*dims, *plain), shape), Access(alloc, alloc.dtype, (*blocks, *plain), shape)
+        self.scopes[-1][0].append(Instr("dma_copy", (), (place, source, None, None, 0, 3)))
 
     def statements(self, size: int) -> None:
         r = self.r

@@ -77,6 +77,9 @@ class Instruction:
             if result.kind == "tile" and self.place(result.source) == self.place(out.source):
                 continue  # it stays as it is
             self.pairs.append((out, result))
+        for i, (one, _) in enumerate(self.pairs):
+            if any(not self.disjoint(one.source, other.source) for other, _ in self.pairs[i + 1 :]):
+                raise Unsupported("results that overlap")  # the later one counts
         self.clips, self.guards = self.mask()
         self.joins = not (
             self.clips
