@@ -26,7 +26,7 @@ def register() -> None:
             "torchxla",
             "torch",
             lambda torch, value: isinstance(value, getattr(torch, "Tensor", ())),
-            None,  # not there yet: torch tensors on the CPU run as NumPy arrays
-            auto=False,
+            "opennki.bind.torch:PyTorchXLAKernel",
+            compiled="opennki.bind.torch.graphs",
         )
     )

@@ -100,6 +100,13 @@ def _parse_path(text: str) -> Path:
     return path
 
 
+def _parse_pairs(text: str) -> tuple[str, ...]:
+    pairs = tuple("".join(pair.split()) for pair in text.split(",") if pair.strip())
+    if any(pair.count("=") != 1 or not all(word.isidentifier() for word in pair.split("=")) for pair in pairs):
+        raise ValueError(text)
+    return pairs
+
+
 def _parse_target(text: str) -> str:
     # Which names exist is known to isa.target, a later layer; here only what can be a name at all.
     if not text.replace("_", "").isalnum():
@@ -157,6 +164,10 @@ class Settings:
     strict_platform: bool = _setting(
         "OPENNKI_STRICT_PLATFORM", _flag(), default=False,
         doc="JAX: accept the neuron platform only, as the vendor does, and refuse cpu.")
+    torch_dtypes: tuple[str, ...] = _setting(
+        "OPENNKI_TORCH_DTYPES", _Kind(_parse_pairs, "pairs such as float8_e4m3fn=float8_e4m3, with commas between them"), default=(),
+        shown="each dtype is that of the same name",
+        doc="PyTorch: dtypes of kernels for dtypes of torch, where they are not those of the same name.")
     cache_dir: Path = _setting(
         "OPENNKI_CACHE_DIR", _Kind(_parse_path, "an absolute path (or ~/...) that is not a file"),
         factory=_default_cache_dir, shown="$XDG_CACHE_HOME/opennki, else ~/.cache/opennki",

@@ -12,7 +12,7 @@ import pytest
 import opennki
 from opennki import jit
 from opennki.dialects.neuronxcc import language as nl
-from opennki.errors import NkiNotYet, NkiTypeError, NkiValueError
+from opennki.errors import NkiTypeError, NkiValueError
 from opennki.kernels import modes
 from opennki.kernels.base import TraceKernel
 from opennki.kernels.framework import FrameworkKernel, LegacyFrameworkKernel, UnifiedKernel
@@ -109,10 +109,11 @@ def test_a_framework_that_was_never_imported_is_not_asked():
 def test_jax_comes_before_torch():
     jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
     from opennki.bind.jax import JAXKernel
+    from opennki.bind.torch import PyTorchXLAKernel
 
     array, tensor = jax.numpy.ones((2, 4)), torch.ones(2, 4)
     assert compute_mode((tensor, array), {}) is compute_mode((array,), {"k": tensor}) is JAXKernel
-    assert compute_mode((tensor,), {}) is compute_mode((A,), {"k": [tensor]}) is BaremetalKernel
+    assert compute_mode((tensor,), {}) is compute_mode((A,), {"k": [tensor]}) is PyTorchXLAKernel
     kinds = []
     jax.jit(lambda x: kinds.append(compute_mode((A, x), {})) or x)(array)
     assert kinds == [JAXKernel], "a tracer counts as an array"
@@ -172,8 +173,6 @@ def test_the_table_of_modes(frameworks):
     assert "auto" not in _native_mode_map and "trace" not in _native_mode_map
     with pytest.raises(KeyError):
         _native_mode_map["fast"]
-    with pytest.raises(NkiNotYet, match="torchxla"):
-        _native_mode_map["torchxla"]
     assert set(modes.modes()) == {*_native_mode_map, "auto", "trace"}
 
 

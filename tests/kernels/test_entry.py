@@ -258,13 +258,6 @@ def test_the_latency_comes_later():
         bench.benchmark_result.nc_latency.get_latency_percentile(99)
 
 
-def test_a_framework_mode_that_comes_later_says_so():
-    kernel = nki.jit(add, mode="torchxla")
-    with pytest.raises(NkiNotYet, match="torchxla"):
-        kernel(A, B)
-    np.testing.assert_array_equal(nki.simulate_kernel(kernel, A, B), A + B)
-
-
 def test_an_unknown_mode_has_the_vendors_words():
     with pytest.raises(NkiValueError, match=r"'fast' passed to nki\.jit"):
         nki.jit(add, mode="fast")

@@ -21,6 +21,8 @@ from opennki.interpret import simulate as sim
 from opennki.ir.build import maybe_current
 from opennki.ir.nodes import Kernel
 from opennki.isa import target as targets
+from opennki.kernels import compiling
+from opennki.kernels.pickling import reduced
 from opennki.lang.loops import normalise_grid
 from opennki.lang.placement import FORCE_AUTO
 from opennki.trace.kernel import Options, rebuild, trace_kernel
@@ -67,6 +69,8 @@ class TraceKernel:
         return self if instance is None else functools.partial(self, instance)
 
     def __getitem__(self, grid: Any) -> Any:
+        if compiling.in_dynamo():
+            return functools.partial(self.call_in_graph, grid)
         normalise_grid(grid)  # errors at the place of the subscript
         return self.copy(grid=grid)
 
@@ -82,15 +86,44 @@ class TraceKernel:
     def copied(self) -> None:
         """Called on a fresh copy: what must not be shared is replaced, what was changed is checked."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self, type(self), {"mode": self.mode, "grid": self.grid, "kwargs": self.kwargs, "func_name": self.func_name})
+
+    def __copy__(self) -> Any:
+        kernel = type(self).__new__(type(self))
+        kernel.__dict__.update(self.__dict__)
+        return kernel
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.copy()
+
+    @classmethod
+    def of_state(cls, func: Callable[..., Any], state: dict[str, Any]) -> Any:
+        """The kernel of a pickle."""
+        kernel = cls(func, grid=state["grid"], **state["kwargs"])
+        kernel.mode, kernel.func_name = state["mode"], state["func_name"]
+        return kernel
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.func_name} mode={self.mode!r} grid={self.grid}>"
 
     # ---- calls ----
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if compiling.in_dynamo():
+            return self.call_in_graph(None, *args, **kwargs)
         builder = maybe_current()
         if builder is not None:
             return self.inline(builder, args, kwargs)
         return self.call(args, kwargs)
+
+    def call_in_graph(self, grid: Any, *args: Any, **kwargs: Any) -> Any:
+        """A call in a function that torch.compile reads; `grid` is None for that of the kernel."""
+        return compiling.trace_call(self, grid, args, kwargs)  # type: ignore[misc]
+
+    @compiling.constant_result
+    def plan_in_graph(self, grid: Any, *call: Any) -> Any:
+        """What `compiling.trace_call` asks about a call, answered while the graph is made."""
+        return compiling.plan(self, grid, *call)  # type: ignore[misc]
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call from outside of kernels."""

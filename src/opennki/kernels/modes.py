@@ -24,7 +24,8 @@ class Framework:
 
     mode: its name in nki.jit(mode=...). module: its top-level module; where that was never imported, no argument is
     its tensor. is_tensor(module, value): whether a value is one. kernel: "module:Class" of its kernel class, a
-    FrameworkKernel; None while there is none. auto: whether mode="auto" looks for its tensors.
+    FrameworkKernel; None while there is none. auto: whether mode="auto" looks for its tensors. compiled: the module that
+    puts calls into the graphs of torch.compile, see `opennki.kernels.compiling`.
     """
 
     mode: str
@@ -32,6 +33,7 @@ class Framework:
     is_tensor: Callable[[ModuleType, Any], bool]
     kernel: str | None
     auto: bool = True
+    compiled: str | None = None
 
 
 _FRAMEWORKS: dict[str, Framework] = {}
@@ -77,7 +79,8 @@ class _ModeMap(Mapping[str, Any]):
             place = framework.kernel
         module, _, name = place.partition(":")
         try:
-            return getattr(importlib.import_module(module), name)
+            loaded = sys.modules.get(module)
+            return getattr(loaded if loaded is not None else importlib.import_module(module), name)
         except ModuleNotFoundError as exc:
             if mode in _FRAMEWORKS and exc.name and exc.name.split(".")[0] == _FRAMEWORKS[mode].module:
                 raise NkiValueError(
@@ -120,13 +123,17 @@ def is_framework_value(value: Any) -> Framework | None:
     return None
 
 
+_CONTAINERS = (list, tuple, dict)
+_UNSET = (None,)
+
+
 def compute_mode(args: tuple[Any, ...], kwargs: dict[str, Any], mode: str = "auto") -> Any:
     """The kernel class for a call: that of the mode, or by the first framework tensor among the arguments, in
     the order of registration (JAX before PyTorch); BaremetalKernel if there is none.
 
     Errors: NkiValueError for an unknown mode, or a platform that the framework's class refuses.
     """
-    if settings.current().simulator:
+    if settings.raw("simulator") != _UNSET and settings.current().simulator:
         return _native_mode_map["simulation"]
     if mode != "auto":
         try:
@@ -135,10 +142,16 @@ def compute_mode(args: tuple[Any, ...], kwargs: dict[str, Any], mode: str = "aut
             raise NkiValueError(
                 f"mode '{mode}' passed to nki.jit", rule=f"a mode is one of {', '.join(modes())}", loc=UNKNOWN
             ) from None
-    candidates = [(f, sys.modules[f.module]) for f in _FRAMEWORKS.values() if f.auto and f.module in sys.modules]
-    if candidates:
-        values = list(leaves((args, kwargs)))
-        for framework, module in candidates:
-            if any(framework.is_tensor(module, value) for value in values):
+    values: list[Any] | None = None
+    for framework in _FRAMEWORKS.values():
+        module = sys.modules.get(framework.module)
+        if module is None or not framework.auto:
+            continue
+        if values is None:
+            values = [*args, *kwargs.values()]
+            if any(isinstance(v, _CONTAINERS) for v in values):
+                values = list(leaves(values))
+        for value in values:
+            if framework.is_tensor(module, value):
                 return _native_mode_map[framework.mode]
     return _native_mode_map["baremetal"]

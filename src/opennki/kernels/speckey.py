@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -89,6 +90,29 @@ def captured(func: Callable[..., Any]) -> Any:
     return tuple((name, constant_key(value)) for name, value in values if _is_plain(value))
 
 
+def captured_objects(func: Callable[..., Any]) -> tuple[Any, ...]:
+    """The objects that `captured` looks at. Where they are the same objects as before, it gives the same key: numbers, text and tuples
+    do not change. Cheaper than `captured`."""
+    found = _WATCHED.get(func)
+    if found is None:
+        inner = inspect.unwrap(func)
+        code = getattr(inner, "__code__", None)
+        names = _global_names(code) if code is not None else ()
+        found = _WATCHED[func] = getattr(inner, "__globals__", {}), names, getattr(inner, "__closure__", None) or ()
+    variables, names, cells = found
+    if not cells:
+        return tuple(map(variables.get, names))
+    return tuple(map(variables.get, names)) + tuple(map(_contents, cells))
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+_WATCHED: WeakKeyDictionary[Callable[..., Any], tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]]] = WeakKeyDictionary()
 _NAMES: dict[CodeType, tuple[str, ...]] = {}
 
 
