@@ -26,7 +26,7 @@ from opennki.errors import NkiError, NkiNotYet
 from opennki.ir.nodes import Instr, statements
 from opennki.lang.loops import normalise_grid
 
-# Source: api_legacy neuronxcc.nki.nccl, .kernels, ._private.private_api; seeds "Two layers" for distributed
+# Source: api_legacy neuronxcc.nki.kernels, ._private.private_api
 KERNELS = {
     "attention": [
         "flash_fwd",
@@ -40,27 +40,15 @@ KERNELS = {
     "vision": ["select_and_scatter_kernel", "resize_nearest_fixed_dma_kernel", "adaptive_avg_pool2d_kernel"],
     "tutorial": ["add_kernel_nx8x128x512"],
 }
-COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "collective_permute"]
 LATER = (
     [
         (importlib.import_module(f"{nki.__name__}.kernels.{m}"), n)
         for m, names in KERNELS.items()
         for n in names
     ]
-    + [(distributed, n) for n in COLLECTIVES]
-    + [
-        (nccl, n)
-        for n in [
-            *COLLECTIVES,
-            "send",
-            "recv",
-            "collective_permute_implicit",
-            "collective_permute_reduce_implicit",
-        ]
-    ]
     + [
         (private_api, n)
-        for n in ("sendrecv", "do_while", "row_tiled_mm_kernel", "column_tiled_mm_kernel", "cc_div")
+        for n in ("do_while", "row_tiled_mm_kernel", "column_tiled_mm_kernel", "cc_div")
     ]
 )
 

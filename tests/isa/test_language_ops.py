@@ -224,12 +224,10 @@ def test_what_gather_flattened_refuses():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("op,fold", [("add", np.add), ("maximum", np.maximum), ("minimum", np.minimum),
                                      ("multiply", np.multiply)])
-def test_all_reduce_folds_in_program_order(op, fold, dtype):
+def test_all_reduce_folds_in_the_order_of_reductions(op, fold, dtype):
     tiles = [operand((4, 30), dtype, i).astype(np.float32) for i in range(5)]
-    with np.errstate(all="ignore"):
-        want = tiles[0]
-        for t in tiles[1:]:
-            want = fold(want, t)
+    with np.errstate(all="ignore"):  # five lanes: 0 takes 4, then 0 and 1 take 2 and 3, then 0 takes 1
+        want = fold(fold(fold(tiles[0], tiles[4]), tiles[2]), fold(tiles[1], tiles[3]))
     got = lo.all_reduce(tiles, op, (0,))
     np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
     np.testing.assert_array_equal(np.nan_to_num(got), np.nan_to_num(want))
@@ -240,7 +238,7 @@ def test_all_reduce_folds_in_program_order(op, fold, dtype):
 
 def test_all_reduce_order_and_inputs():
     big = [np.full((1, 1), v, np.float32) for v in (1e8, 1, -1e8, 1)]
-    assert lo.all_reduce(big, "add", 0)[0, 0] == 1  # ((1e8 + 1) - 1e8) + 1, not 2
+    assert lo.all_reduce(big, "add", 0)[0, 0] == 2  # (1e8 - 1e8) + (1 + 1)
     assert [b[0, 0] for b in big] == [np.float32(v) for v in (1e8, 1, -1e8, 1)]
 
 

@@ -25,12 +25,15 @@ FREE_ABOVE = 256 << 20  # bytes of local tensors above which their memory is giv
 
 
 class Wait:
-    """A program waits at a step for others: `contribution` is what it brings, `complete(values)` finishes the step."""
+    """A program waits at a step for others. `attributes`: those of the call; `contribution`: the operands that it brings, by name,
+    and `dtypes` what they are in memory; `finish(value)` writes what the meeting gives it and ends the step."""
 
-    __slots__ = ("complete", "contribution", "instr", "loc")
+    __slots__ = ("attributes", "contribution", "dtypes", "finish", "instr", "loc")
 
-    def __init__(self, instr: Instr, loc: Any, contribution: Any, complete: Callable[[list[Any]], None]) -> None:
-        self.instr, self.loc, self.contribution, self.complete = instr, loc, contribution, complete
+    def __init__(self, instr: Instr, loc: Any, attributes: dict[str, Any], contribution: dict[str, np.ndarray], dtypes: dict[str, str],
+                 finish: Callable[[Any], None]) -> None:
+        self.instr, self.loc, self.attributes, self.finish = instr, loc, attributes, finish
+        self.contribution, self.dtypes = contribution, dtypes
 
 
 class Instance:

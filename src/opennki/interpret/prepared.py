@@ -20,6 +20,7 @@ from opennki.interpret.programs import run_all
 from opennki.interpret.shadow import WRITTEN
 from opennki.ir.nodes import Alloc, Kernel
 from opennki.isa import dtypes
+from opennki.isa.meeting import World
 
 KEPT = 64 << 20  # bytes of scratch memory that a prepared kernel keeps between calls
 _MOST = 8  # and the most calls at once for which it keeps any
@@ -115,6 +116,33 @@ class Prepared:
             if len(self._idle) < self._room:
                 self._idle.append(machine)
             return
+        shared, report = self._memory(inputs, outputs)
+        if tape.multiplies:
+            with one_thread():
+                machines = self._programs(shared, seed, report, out, order, progress)
+        else:
+            machines = self._programs(shared, seed, report, out, order, progress)
+        self.finish(machines, outputs, report)
+
+    def begin(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], *, seed: int = 0,
+              out: Any = None) -> tuple[list[Instance], Reporter]:
+        """All programs of the grid on buffers as in `run`, ready to run as members of a larger run (`interpret.ranks`), and what `finish`
+        wants. Raises as `run` does."""
+        shared, report = self._memory(inputs, outputs)
+        owners: dict[Any, Any] = {}
+        machines = [self._machine() for _ in self._grid]
+        for machine, program in zip(machines, self._grid, strict=True):
+            machine.begin(program, shared, seed, report, out, owners)
+        return machines, report
+
+    @property
+    def grid(self) -> list[tuple[int, ...]]:
+        """Positions of the programs, in order."""
+        return self._grid
+
+    def _memory(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> tuple[Shared, Reporter]:
+        """The memory that all programs share, and a reporter that has reported what is known without running."""
+        tape = self.tape
         report = self._report or Reporter(self._policy)
         if tape.problems:
             certain = report if self._certain is self._policy else Reporter(self._certain)
@@ -135,12 +163,11 @@ class Prepared:
         for alloc, slot in self._scratch:
             state = np.zeros(alloc.size, np.uint8) if alloc in tape.tracked else None
             shared.append((slot, fresh(alloc) if alloc in tape.holes else room(alloc), state))
-        if tape.multiplies:
-            with one_thread():
-                machines = self._programs(shared, seed, report, out, order, progress)
-        else:
-            machines = self._programs(shared, seed, report, out, order, progress)
-        last = machines[-1]
+        return shared, report
+
+    def finish(self, machines: list[Instance], outputs: Sequence[np.ndarray], report: Reporter) -> None:
+        """Copy results, check them, and give memory back. The program that ended last stands at the end."""
+        tape, last = self.tape, machines[-1]
         if tape.partial:
             _count_stored(tape, last, report)
         for view, i in self.copies:
@@ -182,7 +209,8 @@ class Prepared:
         if tape.suspends:
             for machine, program in zip(machines, grid, strict=True):
                 machine.begin(program, shared, seed, report, out, owners)
-            run_all(machines, numbers, self.kernel.cores, step)
+            world = World(1, tuple(grid), self.kernel.cores)
+            run_all({(0, i): m for i, m in enumerate(machines)}, [(0, i) for i in numbers], lambda rank: world, step)
             return machines
         if self._many is not None and order == "program" and progress is None:
             machines[0].begin(grid[0], shared, seed, report, out, owners)

@@ -3,6 +3,7 @@
 Importing the package declares every instruction, so that `declare.ISA` is complete.
 """
 from opennki.isa import (
+    collectives,
     dma,
     gpsimd_engine,
     language_elementwise,

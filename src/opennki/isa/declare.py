@@ -32,6 +32,8 @@ from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 
+from opennki.isa.meeting import BETWEEN_RANKS, Meets
+
 Array = np.ndarray
 FLOATS = frozenset({"float32", "float16", "bfloat16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2", "tfloat32", "float32r"})
 INTS = frozenset({"int32", "uint32", "int16", "uint16", "int8", "uint8", "bool"})
@@ -205,7 +207,7 @@ class Instruction:
     mask_dims: Mapping[str, tuple[int | None, ...]]
     check: Callable[[Any, Any], None] | None
     choose_engine: Callable[[Any, Any], str] | None
-    suspends: bool
+    meets: Meets | None
     positional: bool
     random: bool
     min_generation: int
@@ -214,6 +216,16 @@ class Instruction:
     signature: inspect.Signature
     surface: str
     index: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def suspends(self) -> bool:
+        """True when a program waits here for others."""
+        return self.meets is not None
+
+    @property
+    def collective(self) -> bool:
+        """True when ranks exchange tensors here."""
+        return self.meets in BETWEEN_RANKS
 
     @property
     def tiles(self) -> tuple[Param, ...]:
@@ -242,7 +254,7 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
                 raw: bool | Callable[[Any], bool] = False, mask_on: str = "",
                 mask_dims: Mapping[str, tuple[int | None, ...]] | None = None,
                 check: Callable[[Any, Any], None] | None = None,
-                choose_engine: Callable[[Any, Any], str] | None = None, suspends: bool = False,
+                choose_engine: Callable[[Any, Any], str] | None = None, meets: Meets | None = None,
                 random: bool = False, positional: bool = False, min_generation: int = 2,
                 surface: str = "isa") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register an annotated NumPy function as an instruction.
@@ -253,6 +265,8 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
     (default: the iteration space, written elements only); the body then gets `mask` as truth values or None. `positional`: the place of an
     element in that operand has a meaning, so a mask does not narrow it but arrives as truth values.
     `mask_dims` maps an operand to the mask dimension of each of its own (None: not narrowed) where they are not the same.
+    `meets`: who takes part when a program waits here for others (see `isa.meeting`); the body gets the operands of all members as lists,
+    and gives the value for everyone, a list with that of each member, or None for zeros.
     `check(call, target)` raises for rules that the vocabulary cannot say. `surface` is isa, language or internal.
     """
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -274,7 +288,7 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
         rawness = raw if callable(raw) else (_always if raw else _never)
         ISA[fn.__name__] = Instruction(
             fn.__name__, tuple(engine.split()), tuple(params), results, fn, limits, cost, family, rawness, mask_on,
-            dict(mask_dims or {}), check, choose_engine, suspends, positional, random, min_generation, source,
+            dict(mask_dims or {}), check, choose_engine, meets, positional, random, min_generation, source,
             textwrap.dedent(fn.__doc__).strip(), _public(signature, params), surface,
             {p.name: i for i, p in enumerate(params)})
         return fn

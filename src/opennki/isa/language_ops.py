@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from opennki.errors import NkiTypeError, NkiValueError, make
-from opennki.isa import cost
+from opennki.isa import cost, meeting
 from opennki.isa.declare import (
     ANYWHERE,
     FLOATS,
@@ -41,6 +41,7 @@ from opennki.isa.declare import (
     instruction,
 )
 from opennki.isa.gpsimd_engine import take_rows
+from opennki.isa.reduce import reduce_list
 from opennki.isa.rng import uniform
 from opennki.isa.scalar import SCALAR
 
@@ -251,7 +252,7 @@ def device_print(prefix: T[str, Attr((str,))], x: T[Array, In("*", ANYWHERE)], *
 
 @instruction(engine="sync", family="sync", source="api_legacy: language.iterators.sync_program",
              surface="internal",
-             limits=(), suspends=True, cost=lambda d, hw: float(hw.min_ii))
+             limits=(), meets=meeting.programs_along, cost=lambda d, hw: float(hw.min_ii))
 def barrier(*, program_axes: T[Any, Attr((tuple, list))] = ()) -> tuple[()]:
     """Waits until all programs along the given axes of the grid (all axes by default) have come here.
 
@@ -263,7 +264,7 @@ def barrier(*, program_axes: T[Any, Attr((tuple, list))] = ()) -> tuple[()]:
 
 @instruction(engine="gpsimd", family="sync", source="api_legacy: _private.private_api.core_barrier",
              surface="internal",
-             limits=(), suspends=True, cost=lambda d, hw: float(hw.min_ii))
+             limits=(), meets=meeting.programs_on_cores, cost=lambda d, hw: float(hw.min_ii))
 def core_barrier(*, cores: T[Any, Attr((tuple, list))]) -> tuple[()]:
     """Waits until the programs of all listed cores of a logical NeuronCore have come here.
 
@@ -291,7 +292,7 @@ def _check_all_reduce(c: Any, target: Any) -> None:
 
 @instruction(
     engine="dma", family="collective", source="api_legacy: language.all_reduce", surface="language",
-    suspends=True,
+    meets=meeting.programs_along,
     results=(Result(shape="x", dtype="x"),), raw=lambda c: _bitwise(c.op), check=_check_all_reduce,
     cost=lambda d, hw: cost.dma(hw, d.P, cost.tile_bytes(d, "x"), 0.5))
 def all_reduce(x: T[Any, In("P F*", ON_CHIP)], op: T[str, Op(_REDUCIBLE)],
@@ -303,13 +304,9 @@ def all_reduce(x: T[Any, In("P F*", ON_CHIP)], op: T[str, Op(_REDUCIBLE)],
 
     x: [P, F...] in SBUF or PSUM, of one shape in all programs that differ only in their position along
     program_axes (axes of the launch grid; programs are cores or serial instances, not chips). op: a reducible
-    operator. Programs are folded in order of their number, in float32, and rounded once to dtype, that of x
-    by default. parallel_reduce and asynchronous change no value. The body gets the list of the tiles. Cost:
-    not documented; the bytes of one tile at half the DMA rate is assumed.
+    operator. Programs are folded in the order of their number, as elements of a reduction are (32 lanes and a
+    tree), in float32, and rounded once to dtype, that of x by default. parallel_reduce and asynchronous change
+    no value. The body gets the list of the tiles. Cost: not documented; the bytes of one tile at half the DMA
+    rate is assumed.
     """
-    fold = SCALAR[op].raw
-    with np.errstate(all="ignore"):
-        total = x[0]
-        for tile in x[1:]:
-            total = fold(total, tile)
-    return np.asarray(total)
+    return reduce_list(x, op)

@@ -188,6 +188,29 @@ def reduce_partition(x: Array, op: object) -> Array:
     return value.astype(np.float32) if entry.group == "logical" else value
 
 
+@np.errstate(all="ignore")
+def reduce_list(arrays: Sequence[Array], op: object) -> Array:
+    """Reduce over a list of arrays of one shape in the defined order: lanes are positions in the list mod 32.
+
+    dtypes and errors as for `reduce_free`. Returns an array of the shape; no more than 32 of them are made on the way.
+    """
+    entry, ufunc, _ = _operator(op, arrays[0].dtype, "reduce_list")
+    lanes: list[Array] = []
+    for i, x in enumerate(arrays):
+        value = np.not_equal(x, 0) if entry.group == "logical" else np.negative(x) if entry.name == "subtract" and i else x
+        if i < LANES:
+            lanes.append(value)
+        else:
+            lanes[i % LANES] = ufunc(lanes[i % LANES], value)
+    half = LANES // 2
+    while half:
+        lanes[: max(0, len(lanes) - half)] = [ufunc(a, b) for a, b in zip(lanes, lanes[half:], strict=False)]
+        del lanes[half:]
+        half //= 2
+    total = np.array(lanes[0])
+    return total.astype(np.float32) if entry.group == "logical" else total
+
+
 def _negated(x: Array, reduced: tuple[int, ...]) -> Array:
     """x with every element but the first of each reduced extent negated."""
     first = tuple(0 if axis in reduced else slice(None) for axis in range(x.ndim))

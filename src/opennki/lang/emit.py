@@ -278,6 +278,8 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], into: Tensor 
     instr = Instr(name, tuple(r.access for r in results), frozen, preds, engine, loc,
                   builder.call_number(loc) if decl.random else 0)
     builder.instr(instr)
+    if decl.collective:
+        builder.has_collectives = True
     if preds:
         for r in results:
             if into is None:

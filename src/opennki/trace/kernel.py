@@ -88,6 +88,11 @@ def bind_arguments(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     return bound
 
 
+def arrays_of(bound: inspect.BoundArguments) -> list[Any]:
+    """The array arguments of a call in the order of `kernel.params`: what a kernel that was traced for such a call is run on."""
+    return _Params(bound).values
+
+
 def is_mutable(annotation: Any) -> bool:
     """True for nt.mutable_tensor and nt.tensor[nt.mutable], also as text."""
     if isinstance(annotation, str):

@@ -1,19 +1,46 @@
-"""`neuronxcc.nki.distributed`: collectives over the tensor-parallel group. Not in opennki yet."""
+"""`neuronxcc.nki.distributed`: collectives over the tensor-parallel group, which is all ranks of the run.
+
+Source: seeds "Collectives" (names, order of arguments). Kernels with collectives run by `opennki.launch`.
+"""
 
 from __future__ import annotations
 
-from opennki.dialects.neuronxcc._later import later
-from opennki.dialects.neuronxcc._missing import missing
+from typing import Any
 
-_M = "neuronxcc.nki.distributed"
-all_reduce = later(_M, "all_reduce", "dsts[i] = op over the srcs[i] of all ranks of the group.")
-all_gather = later(_M, "all_gather", "The shards of the group, concatenated along all_gather_dim.")
-reduce_scatter = later(_M, "reduce_scatter", "op over the group, of which each rank keeps its shard.")
-all_to_all = later(
-    _M, "all_to_all", "Exchange of shards: split along one dimension, concatenated along another."
-)
-broadcast = later(_M, "broadcast", "The tensor of one rank on all ranks.")
-collective_permute = later(_M, "collective_permute", "Copies between ranks.")
+from opennki.dialects.neuronxcc._missing import missing
+from opennki.lang import collectives as c
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "collective_permute", "reduce_scatter"]
-__getattr__ = missing(_M)
+
+
+def all_reduce(srcs: Any, dsts: Any, op: Any = None, **kwargs: Any) -> None:
+    """dsts[i] = op over the srcs[i] of all ranks. srcs, dsts: lists of tensors of one shape in HBM or SBUF."""
+    c.all_reduce("all_reduce", srcs, dsts, op, (), kwargs)
+
+
+def all_gather(srcs: Any, dsts: Any, op: Any = None, all_gather_dim: int = 0, **kwargs: Any) -> None:
+    """dsts[i] = the srcs[i] of all ranks, joined along all_gather_dim. The operator means nothing."""
+    c.all_gather("all_gather", srcs, dsts, op, all_gather_dim, (), kwargs)
+
+
+def reduce_scatter(srcs: Any, dsts: Any, op: Any = None, reduce_scatter_dim: int = 0, **kwargs: Any) -> None:
+    """dsts[i] = op over the srcs[i] of all ranks, of which each keeps its shard along reduce_scatter_dim."""
+    c.reduce_scatter("reduce_scatter", srcs, dsts, op, reduce_scatter_dim, (), kwargs)
+
+
+def all_to_all(srcs: Any, dsts: Any, op: Any = None, split_dim: int = 0, concat_dim: int = 0, **kwargs: Any) -> None:
+    """Each rank splits srcs[i] along split_dim, and joins the parts it gets along concat_dim. The operator means nothing."""
+    c.all_to_all("all_to_all", srcs, dsts, op, split_dim, concat_dim, (), kwargs)
+
+
+def broadcast(srcs: Any, dsts: Any, op: Any = None, broadcast_sizes: Any = None, **kwargs: Any) -> None:
+    """dsts[i] = the srcs[i] of rank 0. broadcast_sizes: the shape of the dsts, checked. The operator means nothing."""
+    c.broadcast("broadcast", srcs, dsts, op, broadcast_sizes, (), kwargs)
+
+
+def collective_permute(srcs: Any, dsts: Any, source_target_pairs: Any, **kwargs: Any) -> None:
+    """dsts[i] = the srcs[i] of the rank that stands before this one in a pair (source, target); zeros where there is none."""
+    c.permute("collective_permute", srcs, dsts, source_target_pairs, kwargs)
+
+
+__getattr__ = missing("neuronxcc.nki.distributed")

@@ -24,7 +24,16 @@ def core_barrier(tensor: Any, cores: Any) -> None:
     call("core_barrier", (), {"cores": tuple(cores)})
 
 
-sendrecv = later(_M, "sendrecv", "Exchange of tiles between the cores of a logical NeuronCore.")
+def sendrecv(send_to_rank: Any, recv_from_rank: Any, src: Any, dst: Any, pipe_id: Any = 0, mask: Any = None) -> None:
+    """Send src to one core of the logical NeuronCore and receive dst from another.
+
+    send_to_rank, recv_from_rank: programs of the launch grid, which may be expressions of nl.program_id. dst, src: tensors of one shape
+    and dtype. pipe_id: exchanges of different pipes do not meet.
+    """
+    call("core_sendrecv", (), {"send_to_rank": send_to_rank, "recv_from_rank": recv_from_rank, "src": src, "dst": dst, "pipe_id": pipe_id,
+                               "mask": mask})  # fmt: skip
+
+
 do_while = later(_M, "do_while", "A loop with a condition that is known at run time.")
 row_tiled_mm_kernel = later(_M, "row_tiled_mm_kernel", "Matrix multiplication, tiled by rows.")
 column_tiled_mm_kernel = later(_M, "column_tiled_mm_kernel", "Matrix multiplication, tiled by columns.")
