@@ -39,6 +39,27 @@ class Layout:
         """Slot of a tensor."""
         return self.allocs.setdefault(alloc, len(self.allocs))
 
+    def elements(self, access: Access) -> int:
+        """Elements, of the dtype of an access, of the memory that it is in."""
+        return access.alloc.size
+
+    def address(self, access: Access) -> tuple[tuple[int, ...], int | Callable[[Env], int], tuple[int, ...]]:
+        """(elements from one index of each dimension to the next, byte offset of the first element, byte strides of the tile)."""
+        steps = []
+        step = 1
+        for size in reversed(access.view_shape):
+            steps.append(step)
+            step *= size
+        steps.reverse()
+        item = dtypes.itemsize(access.dtype)
+        base = Affine()
+        strides = [0] * len(access.shape)
+        for dim, unit in zip(access.dims, steps, strict=True):
+            base = base.add(dim.base.scale(unit))
+            for j, s in enumerate(dim.strides):
+                strides[j] += s * unit
+        return tuple(steps), compile_affine(base.scale(item), self), tuple(s * item for s in strides)
+
     def view(self, slot: int) -> int:
         """A new slot for a cached view of a tensor."""
         self.fixed.setdefault(slot, []).append(self.views)
@@ -85,8 +106,8 @@ def value_of(expr: int | Callable[[Env], int], env: Env) -> int:
 class View:
     """A compiled access. `shape` is the tile, `strides` are in bytes; `get(machine)` gives the array, `box(machine, lo, hi)` a part."""
 
-    __slots__ = ("access", "alloc", "base", "bounds", "dims", "dtype", "dynamic", "get", "itemsize", "loc", "shape", "slot", "steps",
-                 "strides", "what")
+    __slots__ = ("access", "alloc", "base", "bounds", "dims", "dtype", "dynamic", "elements", "get", "itemsize", "loc", "shape", "slot",
+                 "steps", "strides", "what")
 
     def __init__(self, access: Access, layout: Layout, ranges: dict[Var, Range], what: str, loc: Loc | None,
                  clipped: bool = False) -> None:
@@ -98,20 +119,8 @@ class View:
         self.shape = access.shape
         self.what, self.loc = what, loc
         self.dims = access.dims
-        steps = []
-        step = 1
-        for size in reversed(access.view_shape):
-            steps.append(step)
-            step *= size
-        self.steps = tuple(reversed(steps))
-        base = Affine()
-        strides = [0] * len(self.shape)
-        for dim, unit in zip(access.dims, self.steps, strict=True):
-            base = base.add(dim.base.scale(unit))
-            for j, s in enumerate(dim.strides):
-                strides[j] += s * unit
-        self.strides = tuple(s * self.itemsize for s in strides)
-        self.base = compile_affine(base.scale(self.itemsize), layout)
+        self.elements = layout.elements(access)
+        self.steps, self.base, self.strides = layout.address(access)
         self.bounds = self._bounds(layout, ranges, clipped)
         self.dynamic = None
         if any(d.dyn is not None for d in access.dims):
@@ -284,14 +293,14 @@ class Dynamic:
         view = self.view
         offsets, inside = self.flat(machine, lo or (0,) * len(view.shape), hi or view.shape)
         machine.inside = inside
-        flat = np.ndarray((view.alloc.size,), view.dtype, machine.buffers[view.slot])
+        flat = np.ndarray((view.elements,), view.dtype, machine.buffers[view.slot])
         return flat[offsets]
 
     def scatter(self, machine: Any, value: Array, where: Array | None, lo: tuple[int, ...], hi: tuple[int, ...]) -> None:
         """Write to the addressed elements; where two are the same, the later one stays."""
         view = self.view
         offsets, inside = self.flat(machine, lo, hi)
-        flat = np.ndarray((view.alloc.size,), view.dtype, machine.buffers[view.slot])
+        flat = np.ndarray((view.elements,), view.dtype, machine.buffers[view.slot])
         for extra in (inside, machine.inside):
             if extra is not None:
                 where = np.broadcast_to(extra, offsets.shape) if where is None else where & extra
