@@ -37,3 +37,11 @@ def dma(hw: Any, partitions: int, moved: float, share: float = 1.0) -> float:
 def tile_bytes(d: Any, name: str) -> int:
     """Bytes of the elements of the iteration space in the dtype of operand `name`."""
     return int(d.P * d.F * itemsize(d.dtypes[name]))
+
+
+def load_stationary(hw: Any, columns: int, wide: bool) -> tuple[float, bool]:
+    """(cycles, hidden) of LoadStationary for a tile of `columns`: four times as fast as MultiplyMoving and hidden behind the one before,
+    except in float32 (`wide`), where each pass loads its part of the operand at one column a cycle before it multiplies."""
+    if wide:
+        return float(columns * hw.pe_load_passes_fp32), False
+    return columns / hw.load_stationary_speedup, True

@@ -191,6 +191,21 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class PeWork:
+    """What an instruction does in the PE array. `stationary` names the operand that the array holds; `load` are the cycles of LoadStationary,
+    `hidden`: they overlap the MultiplyMoving before; `macs`: multiply-accumulates, of a transpose where `transpose`; `weight`: their cost
+    in units of those of bfloat16.
+    """
+
+    stationary: str
+    load: float
+    hidden: bool
+    macs: int
+    transpose: bool
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
 class Instruction:
     """The record of one instruction."""
 
@@ -216,6 +231,9 @@ class Instruction:
     signature: inspect.Signature
     surface: str
     index: Mapping[str, int] = field(default_factory=dict)
+    pe: Callable[[Any, Any], PeWork] | None = None
+    dma_share: Callable[[Any, Any], float] | None = None
+    moves: Callable[[Any], tuple[str, ...]] | None = None
 
     @property
     def suspends(self) -> bool:
@@ -256,7 +274,9 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
                 check: Callable[[Any, Any], None] | None = None,
                 choose_engine: Callable[[Any, Any], str] | None = None, meets: Meets | None = None,
                 random: bool = False, positional: bool = False, min_generation: int = 2,
-                surface: str = "isa") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+                surface: str = "isa", pe: Callable[[Any, Any], PeWork] | None = None,
+                dma_share: Callable[[Any, Any], float] | None = None,
+                moves: Callable[[Any], tuple[str, ...]] | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register an annotated NumPy function as an instruction.
 
     `engine` lists the engines that can run it, the default first; `choose_engine(call, target)` picks one when the user does
@@ -268,6 +288,8 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
     `meets`: who takes part when a program waits here for others (see `isa.meeting`); the body gets the operands of all members as lists,
     and gives the value for everyone, a list with that of each member, or None for zeros.
     `check(call, target)` raises for rules that the vocabulary cannot say. `surface` is isa, language or internal.
+    `pe(d, hw)` says what the instruction does in the PE array, `dma_share(d, hw)` at which share of their rate the DMA engines run it,
+    `moves(call)` to which other engines the compiler moves it where the user does not choose (timing only, values do not depend on it).
     """
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
         hints = get_type_hints(fn, include_extras=True)
@@ -290,7 +312,7 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
             fn.__name__, tuple(engine.split()), tuple(params), results, fn, limits, cost, family, rawness, mask_on,
             dict(mask_dims or {}), check, choose_engine, meets, positional, random, min_generation, source,
             textwrap.dedent(fn.__doc__).strip(), _public(signature, params), surface,
-            {p.name: i for i, p in enumerate(params)})
+            {p.name: i for i, p in enumerate(params)}, pe, dma_share, moves)
         return fn
     return register
 

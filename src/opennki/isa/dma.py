@@ -52,12 +52,22 @@ def _check_copy(c: Any, target: Any) -> None:
             fix="leave oob_mode out, or keep the indices inside by clamping them")
 
 
+def _copy_share(d: Any, _hw: Any) -> float:
+    """DMA compute runs at half the copy rate (isa_costs: dma_compute)."""
+    return 0.5 if cost.attr(d, "dst_rmw_op") is not None else 1.0
+
+
+def _transpose_share(d: Any, _hw: Any) -> float:
+    """0.9 of the copy rate from HBM, 0.5 from SBUF (isa_costs: dma_transpose)."""
+    return 0.9 if d.spaces["src"] == "hbm" else 0.5
+
+
 @instruction(
     engine="dma", family="dma", source="api_legacy: isa.dma_copy", limits=(),
     raw=lambda c: c.dst_rmw_op is None,
     check=_check_copy,
-    cost=lambda d, hw: cost.dma(hw, d.P, max(cost.tile_bytes(d, "src"), cost.tile_bytes(d, "dst")),
-                                0.5 if cost.attr(d, "dst_rmw_op") is not None else 1.0))
+    dma_share=_copy_share,
+    cost=lambda d, hw: cost.dma(hw, d.P, max(cost.tile_bytes(d, "src"), cost.tile_bytes(d, "dst")), _copy_share(d, hw)))
 def dma_copy(*, dst: T[Array, InOut("P F*", ANYWHERE, indirect=True, when="dst_rmw_op")],
              src: T[Array, In("P F*", ANYWHERE, indirect=True)], mask: T[Any, Mask] = None,
              dst_rmw_op: T[str | None, Op(frozenset({"add"}), optional=True)] = None,
@@ -113,9 +123,8 @@ def _check_dma_transpose(c: Any, target: Any) -> None:
     engine="dma", family="transpose", source="api_legacy: isa.dma_transpose", limits=(), raw=True,
     results=(Result(shape=lambda c: tuple(c.src.shape[i] for i in _axes(c.src, c.axes)), dtype="src"),),
     mask_on="src", mask_dims={"result": (1, 0)}, check=_check_dma_transpose,
-    # 0.9 of the copy rate from HBM, 0.5 from SBUF (isa_costs: dma_transpose).
-    cost=lambda d, hw: cost.dma(hw, hw.partitions, cost.tile_bytes(d, "src"),
-                                0.9 if d.spaces["src"] == "hbm" else 0.5))
+    dma_share=_transpose_share,
+    cost=lambda d, hw: cost.dma(hw, hw.partitions, cost.tile_bytes(d, "src"), _transpose_share(d, hw)))
 def dma_transpose(src: T[Array, In("P F*", _BULK, indirect=True)], *,
                   axes: T[Any, Attr((tuple, list), (None, *_AXES.values()), optional=True)] = None,
                   mask: T[Any, Mask] = None, dtype: T[Any, DType] = None,
@@ -163,7 +172,7 @@ _Source = In("P F*", _BULK, NUMERIC, optional=True)
 
 @instruction(
     engine="dma", family="dma", source="api_legacy: isa._tiled_offloaded_fma", limits=(), surface="internal",
-    check=_check_fma,
+    check=_check_fma, dma_share=lambda d, hw: 0.5,
     # Every source is read; DMA compute runs at half the copy rate (isa_costs: dma_compute).
     cost=lambda d, hw: cost.dma(hw, hw.partitions,
                                 sum(cost.tile_bytes(d, s) for s in d.dtypes if s.startswith("src")), 0.5))

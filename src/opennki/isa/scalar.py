@@ -408,6 +408,13 @@ ACTIVATIONS: frozenset[str] = frozenset(
     name for name, entry in SCALAR.items() if entry.group == "activation"
 ) | {"abs", "reciprocal", "rsqrt"}
 
+# Function sets of the Scalar Engine's activation tables. The vendor publishes no grouping; this one is assumed: functions computed from the
+# same table share a set, and what needs no table is in every set.
+TABLES: dict[str, str] = {
+    name: table for table, names in {
+        "exp": "exp sigmoid silu silu_dx softplus mish tanh", "log": "log", "sqrt": "sqrt rsqrt", "trigonometric": "sin cos arctan",
+        "gelu": "erf erf_dx gelu gelu_dx gelu_apprx_tanh gelu_apprx_sigmoid"}.items() for name in names.split()}
+
 # ---- further elementwise functions of nki.language -------------------------------------
 _define(1, "activation", "cos", np.cos, "cosf(a)", "scalar", "Cosine.")
 _define(1, "activation", "tan", np.tan, "tanf(a)", "", "Tangent.")

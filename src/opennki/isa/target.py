@@ -89,6 +89,9 @@ class Target:
     load_stationary_speedup: int = _fact(
         "how much faster than MultiplyMoving of the same size LoadStationary is at most", _GEN2_ONLY,
         default=4)
+    pe_load_passes_fp32: int = _fact(
+        "cycles per column of LoadStationary, float32: one for each pass, not hidden behind MultiplyMoving",
+        "inferred from published latencies 1, 2, 4 and 6, where the Tensor Engine bounds float32 products", default=4)
     tensor_tflops_bf16: float = _fact("documented dense peak, bf16, 1e12 operations per second", _ARCH)
     tensor_tflops_fp32: float = _fact("documented dense peak, float32, 1e12 operations per second", _ARCH)
 

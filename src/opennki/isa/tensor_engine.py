@@ -29,6 +29,7 @@ from opennki.isa.declare import (
     InOut,
     Limit,
     Mask,
+    PeWork,
     Result,
     instruction,
 )
@@ -55,14 +56,25 @@ def _matmul_shape(c: Any) -> tuple[int, ...]:
     return (prod(_free(c.stationary.shape, c.perf_mode)), *_free(c.moving.shape, c.perf_mode))
 
 
+def _matmul_passes(d: Any, hw: Any) -> int:
+    onezero = bool(cost.attr(d, "is_stationary_onezero") or cost.attr(d, "is_moving_onezero"))
+    return max(int(hw.pe_cycles("tfloat32" if d.dtypes[x] == "float32r" else d.dtypes[x], onezero=onezero))
+               for x in ("stationary", "moving"))
+
+
 def _matmul_cost(d: Any, hw: Any) -> float:
     # A double row pass contracts both halves of the free dimension at once.
     halves = 2 if _double_row(cost.attr(d, "perf_mode")) else 1
-    onezero = bool(cost.attr(d, "is_stationary_onezero") or cost.attr(d, "is_moving_onezero"))
     rows = max(min(hw.mm_init_interval, d.M // halves), d.N // halves)
-    passes = max(hw.pe_cycles("tfloat32" if d.dtypes[x] == "float32r" else d.dtypes[x], onezero=onezero)
-                 for x in ("stationary", "moving"))
-    return float(rows * passes)
+    return float(rows * _matmul_passes(d, hw))
+
+
+def _matmul_pe(d: Any, hw: Any) -> PeWork:
+    halves = 2 if _double_row(cost.attr(d, "perf_mode")) else 1
+    columns, moved, passes = d.M // halves, d.N // halves, _matmul_passes(d, hw)
+    wide = "float32" in (d.dtypes["stationary"], d.dtypes["moving"])
+    return PeWork("stationary", *cost.load_stationary(hw, columns, wide), d.K * halves * columns * moved,
+                  bool(cost.attr(d, "is_transpose")), passes / halves)
 
 
 def _check_perf_mode(c: Any, target: Any) -> None:
@@ -190,7 +202,7 @@ def _selected(moving: Array) -> Array | slice | None:
     limits=(Limit("K", "pe_rows", "the contraction runs down the rows of the PE array"),),
     # A mask counts the dimensions of the product [M, N...].
     mask_dims={"stationary": (None, 0), "moving": (None, 1, 2, 3, 4)},
-    raw=lambda c: bool(c.is_transpose), check=_check_matmul, cost=_matmul_cost)
+    raw=lambda c: bool(c.is_transpose), check=_check_matmul, cost=_matmul_cost, pe=_matmul_pe)
 def nc_matmul(stationary: T[Array, In("K M", SBUF, FLOATS, operand_mask=True)],
               moving: T[Array, In("K N", SBUF, FLOATS, operand_mask=True)], *,
               is_stationary_onezero: T[bool, Attr((bool,))] = False,
@@ -275,13 +287,19 @@ def _transpose_cost(d: Any, hw: Any) -> float:
     return float(max(d.P, min(hw.mm_init_interval, d.F)) * passes)
 
 
+def _transpose_pe(d: Any, hw: Any) -> PeWork:
+    # The tile is the stationary operand, an identity matrix of its height moves.
+    wide = d.dtypes["data"] in ("float32", "int32", "uint32")
+    return PeWork("data", *cost.load_stationary(hw, d.F, wide), d.P * d.P * d.F, True, hw.pe_cycles_fp32_onezero if wide else 1)
+
+
 @instruction(
     engine="tensor vector", family="transpose", source="api_legacy: isa.nc_transpose",
     # The Vector Engine writes SBUF too; PSUM is what both engines write.
     results=(Result(shape=lambda c: (prod(c.data.shape[1:]), c.data.shape[0]), dtype="data", space="psum",
                     spaces=PSUM),),
     limits=(PARTITIONS,), raw=True, mask_on="data", mask_dims={"result": (1, 0)},
-    choose_engine=_transpose_engine, check=_check_transpose, cost=_transpose_cost)
+    choose_engine=_transpose_engine, check=_check_transpose, cost=_transpose_cost, pe=_transpose_pe)
 def nc_transpose(data: T[Array, In("P F", ON_CHIP)], *, mask: T[Any, Mask] = None,
                  dtype: T[Any, DType] = None,
                  engine: T[Any, EngineChoice] = engine_enum.unknown, **kwargs: Any) -> Array:

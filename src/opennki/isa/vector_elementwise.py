@@ -23,7 +23,7 @@ from opennki.isa.declare import (
     Result,
     instruction,
 )
-from opennki.isa.dtypes import convert, promote
+from opennki.isa.dtypes import convert, is_integer, promote
 from opennki.isa.enums import engine
 from opennki.isa.known import certain
 from opennki.isa.scalar import SCALAR
@@ -172,8 +172,19 @@ def _tensor_scalar_cost(d: Any, hw: Any) -> float:
     return float(max(hw.min_ii, d.F / rate(d, hw, "operand0", "operand1")))
 
 
+def _as_activation(c: Any) -> tuple[str, ...]:
+    """A product and a sum with scalars are the scale and bias of an activation: public profiles show the compiler's choice of it."""
+    kinds = {dtype_of(c.data), result_dtype(c, dtype_of(c.data))}
+    simple = c.op0 in ("multiply", "add", "subtract") and c.op1 in (None, "add", "subtract") and not (c.op1 and c.op0 != "multiply")
+    return ("scalar",) if simple and not any(is_integer(k) for k in kinds) else ()
+
+
+def _copy_moves(c: Any) -> tuple[str, ...]:
+    return () if any(is_integer(k) for k in (dtype_of(c.src), result_dtype(c, dtype_of(c.src)))) else ("scalar",)
+
+
 @instruction(
-    engine="vector scalar gpsimd", family="tensor_scalar", source="api_legacy: isa.tensor_scalar",
+    engine="vector scalar gpsimd", family="tensor_scalar", source="api_legacy: isa.tensor_scalar", moves=_as_activation,
     results=(Result("data", "data"),), raw=lambda c: c.op0 in BITVEC,
     check=_tensor_scalar_check, choose_engine=_tensor_scalar_engine, cost=_tensor_scalar_cost)
 def tensor_scalar(data: T[Array, In("P F*")], op0: T[str, Op(ALU)], operand0: T[Any, In("P 1", scalar=True)],
@@ -232,8 +243,8 @@ def scalar_tensor_tensor(*, data: T[Array, In("P F*")], op0: T[str, Op(ARITHMETI
 
 @instruction(
     engine="vector", family="elementwise", source="api_legacy: isa.reciprocal",
-    results=(Result("data", "data"),),
-    cost=lambda d, hw: float(max(hw.min_ii, 8 * d.F)))
+    results=(Result("data", "data"),), moves=lambda c: ("scalar",),
+    cost=lambda d, hw: cost.streaming(d, hw) if d.engine == "scalar" else float(max(hw.min_ii, 8 * d.F)))
 def reciprocal(data: T[Array, In("P F*")], *, dtype: T[Any, DType] = None, mask: T[Any, Mask] = None,
                **kwargs: Any) -> Array:
     """1 / data, element by element.
@@ -269,7 +280,7 @@ def _dynamic_copy_cost(d: Any, hw: Any) -> float:
 
 
 @instruction(
-    engine="vector scalar gpsimd", family="copy", source="api_legacy: isa.tensor_copy",
+    engine="vector scalar gpsimd", family="copy", source="api_legacy: isa.tensor_copy", moves=_copy_moves,
     results=(Result("src", "src"),), raw=_copy_is_exact, check=_copy_check, cost=_copy_cost)
 def tensor_copy(src: T[Array, In("P F*")], *, mask: T[Any, Mask] = None, dtype: T[Any, DType] = None,
                 engine: T[Any, EngineChoice] = engine.unknown, **kwargs: Any) -> Array:

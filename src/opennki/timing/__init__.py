@@ -2,6 +2,7 @@
 
 `estimate(kernel)` gives a `Timeline`. It is an estimate everywhere it is shown; docs/timing.md says of what and how far off it is.
 """
+from opennki.timing.estimate import estimate
 from opennki.timing.timeline import COMPUTE, ENGINES, EngineUse, LineCost, Roofline, Row, Timeline, Traffic, Work
 
-__all__ = ["COMPUTE", "ENGINES", "EngineUse", "LineCost", "Roofline", "Row", "Timeline", "Traffic", "Work"]
+__all__ = ["COMPUTE", "ENGINES", "EngineUse", "LineCost", "Roofline", "Row", "Timeline", "Traffic", "Work", "estimate"]

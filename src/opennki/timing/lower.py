@@ -1,0 +1,218 @@
+"""From the Kernel IR to the program of the event loop: instructions with their numbers and cells, loops, branches, buffers that come and go."""
+from __future__ import annotations
+
+from typing import Any
+
+from opennki.ir.nodes import Alloc, DoWhile, For, If, Instr, Kernel, Stmt
+from opennki.ir.verify import accesses, iteration_shape
+from opennki.isa.declare import ISA
+from opennki.isa.target import Target
+from opennki.timing import costs
+from opennki.timing.tensors import Body, Family, Ref, Ring, assign_buffers, reference, settle, walk
+from opennki.timing.terms import Clip, Slots, Terms, slots_of
+
+OP, LOOP, BRANCH, TAKE, FREE = range(5)
+
+
+class Op:
+    """An instruction. `reads` and `writes` are its cells, `chained` those that it accumulates in; `held`: the cells of the stationary
+    operand; `numbers`: what one execution takes, by what a mask leaves."""
+
+    __slots__ = ("chained", "clip", "engine", "held", "index", "instr", "kind", "loc", "loops", "name", "numbers", "ordered", "ports", "reads",
+                 "shape", "table", "writes")
+
+    def __init__(self, index: int, instr: Instr, engine: int) -> None:
+        self.kind, self.index, self.instr, self.engine = OP, index, instr, engine
+        self.name, self.loc = instr.op, instr.loc
+        self.reads: list[Ref] = []
+        self.writes: list[Ref] = []
+        self.chained: list[Ref] = []
+        self.held: Ref | None = None
+        self.clip: Clip | None = None
+        self.shape: tuple[int, ...] = ()
+        self.numbers: dict[Any, costs.Numbers] = {}
+        self.table = -1
+        self.ports = 0
+        self.ordered = False
+        self.loops: tuple[int, ...] = ()
+
+
+class Loop:
+    """A loop. `lo` to `hi` are the instructions inside, `guards` the conditions inside that depend on its index, with the loops around
+    them; `level`: loops around its body; `inner`: tensors that live inside."""
+
+    __slots__ = ("body", "guards", "hi", "inner", "kind", "level", "lo", "rings", "slot", "trips")
+
+    def __init__(self, slot: int, trips: int, level: int) -> None:
+        self.kind, self.slot, self.trips, self.level = LOOP, slot, trips, level
+        self.body: list[Any] = []
+        self.guards: list[tuple[Terms, int, int, tuple[tuple[int, int], ...]]] = []
+        self.lo = self.hi = 0
+        self.inner: list[Family] = []
+        self.rings: list[Ring] = []
+
+
+class Branch:
+    """A condition: `then` where the expression is not negative."""
+
+    __slots__ = ("kind", "orelse", "terms", "then")
+
+    def __init__(self, terms: Terms) -> None:
+        self.kind, self.terms = BRANCH, terms
+        self.then: list[Any] = []
+        self.orelse: list[Any] = []
+
+
+class Buffer:
+    """A tensor gets a buffer (TAKE) or gives it back (FREE)."""
+
+    __slots__ = ("family", "kind")
+
+    def __init__(self, kind: int, family: Family) -> None:
+        self.kind, self.family = kind, family
+
+
+class Program:
+    """A lowered kernel."""
+
+    def __init__(self, kernel: Kernel, target: Target) -> None:
+        self.kernel, self.target = kernel, target
+        self.slots = Slots()
+        self.grid = [self.slots.slot(v) for v in kernel.grid]
+        self.ops: list[Op] = []
+        self.warnings: list[str] = []
+        bodies: dict[int, Body] = {}
+        self.families: dict[Alloc, Family] = {}
+        homes: dict[Alloc, Body] = {}
+        top = walk(kernel.body, None, None, 0, bodies, self.families, homes)
+        self.tracked = settle(kernel, self.families, homes, top)
+        self.rings, self.used = assign_buffers(list(bodies.values()), target)
+        self.cells = max((f.base + f.cells for f in self.tracked if f.table is None), default=0)
+        self.cells = max([self.cells, *(t + f.cells for f in self.tracked if f.table is not None for t in f.table)])
+        self.bodies = bodies
+        self._accumulated = {a.alloc for s in self.families.values() for a, r, w, _, _ in s.uses if r and w and a.space == "psum"}
+        self._loops: list[Loop] = []
+        self._env: list[tuple[int, int]] = []
+        self.body = self._body(kernel.body, ordered=False)
+        for space, capacity in (("sbuf", target.sbuf_usable_bytes), ("psum", target.psum_partition_bytes)):
+            if self.used[space] > capacity:
+                self.warnings.append(f"tensors alive at once need {self.used[space]} bytes of {space.upper()} per partition, {capacity} are "
+                                     "there: what the compiler would spill is not in the estimate")
+
+    def _body(self, stmts: list[Stmt], ordered: bool) -> list[Any]:
+        body = self.bodies[id(stmts)]
+        take: dict[int, list[Family]] = {}
+        free: dict[int, list[Family]] = {}
+        for family in body.uses:
+            take.setdefault(family.first, []).append(family)
+            free.setdefault(family.last, []).append(family)
+        out: list[Any] = []
+        for index, stmt in enumerate(stmts):
+            out += [Buffer(TAKE, f) for f in take.get(index, ())]
+            if isinstance(stmt, Instr):
+                op = self._op(stmt, ordered)
+                if op is not None:
+                    out.append(op)
+            elif isinstance(stmt, For):
+                out.append(self._for(stmt, ordered))
+            elif isinstance(stmt, If):
+                branch = Branch(self.slots.compile(stmt.pred.expr))
+                self._guard(branch.terms, 0, 0)
+                branch.then, branch.orelse = self._body(stmt.then, ordered), self._body(stmt.orelse, ordered)
+                out.append(branch)
+            elif isinstance(stmt, DoWhile):
+                self.warnings.append("a loop until a condition is counted once: how often it runs depends on data")
+                out += self._body(stmt.body, ordered)
+            out += [Buffer(FREE, f) for f in free.get(index, ())]
+        return out
+
+    def _for(self, stmt: For, ordered: bool) -> Loop:
+        loop = Loop(self.slots.slot(stmt.var), stmt.trips, len(self._loops) + 1)
+        loop.lo = len(self.ops)
+        self._loops.append(loop)
+        body = self.bodies[id(stmt.body)]
+        loop.body = self._body(stmt.body, ordered or "no_reorder()" in stmt.directives)
+        self._loops.pop()
+        loop.hi = len(self.ops)
+        loop.level = body.loops
+        inside = _within(body)
+        loop.inner = [f for f in self.tracked if f.table is None and f.alloc.on_chip and id(f.body) in inside]
+        loop.rings = [r for r in self.rings if id(r.body) in inside]
+        return loop
+
+    def _guard(self, terms: Terms, stride: int, size: int) -> None:
+        """Tell every open loop whose index an expression depends on about it."""
+        used = slots_of(terms)
+        for i, loop in enumerate(self._loops):
+            if loop.slot in used:
+                loop.guards.append((terms, stride, size, tuple((x.slot, x.trips) for x in self._loops[i + 1:] if x.slot in used)))
+
+    def _op(self, instr: Instr, ordered: bool) -> Op | None:
+        decl = ISA[instr.op]
+        engine = costs.place(instr, self.target) if instr.engine != "dma" else costs.DMA
+        op = Op(len(self.ops), instr, engine)
+        op.ordered = ordered
+        op.loops = tuple(x.slot for x in self._loops)
+        op.shape = iteration_shape(decl, instr)
+        if instr.mask and len(op.shape) and all(len(p.strides) in (0, len(op.shape)) for p in instr.mask):
+            clip = Clip(instr.mask, op.shape, self.slots)
+            if clip.narrows:
+                op.clip = clip
+                for terms, stride, size in clip.expressions():
+                    self._guard(terms, stride, size)
+        op.table = costs.table_of(instr, engine)
+        pe = decl.pe is not None and engine == costs.TENSOR
+        spaces = set()
+        for access, read, written in accesses(instr):
+            if access.space == "register":
+                continue
+            spaces.add(access.space)
+            ref = reference(self.families[access.alloc], access, self.slots)
+            if ref is None:
+                continue
+            if read and written and pe:
+                op.chained.append(ref)
+            elif written:
+                op.writes.append(ref)
+                if read:
+                    op.reads.append(ref)
+            else:
+                op.reads.append(ref)
+        if pe:
+            from opennki.ir.cost import cost_view
+            view = cost_view(instr, self.target)
+            assert decl.pe is not None
+            stationary = instr.operands[decl.index[decl.pe(view, self.target).stationary]]
+            op.held = reference(self.families[stationary.alloc], stationary, self.slots)
+        if self._started(instr, op):
+            return None
+        op.ports = self._ports(engine, spaces)
+        if op.clip is None:
+            op.numbers[None] = costs.numbers(instr, engine, self.target, None, op.shape)
+        self.ops.append(op)
+        return op
+
+    def _started(self, instr: Instr, op: Op) -> bool:
+        """Whether an instruction only clears a PSUM tile that the Tensor Engine then accumulates in: its first product overwrites instead."""
+        return (op.engine != costs.DMA and not op.reads and not op.chained and len(instr.results) == 1
+                and instr.results[0].space == "psum" and instr.results[0].alloc in self._accumulated)
+
+    def _ports(self, engine: int, spaces: set[str]) -> int:
+        """Bits of the memory ports that exclude another engine on NeuronCore-v2: 1 SBUF of Vector and GpSimd, 2 PSUM of Vector and Scalar."""
+        if self.target.generation >= 3:
+            return 0
+        bits = 0
+        if engine in (costs.VECTOR, costs.GPSIMD) and "sbuf" in spaces:
+            bits |= 1
+        if engine in (costs.VECTOR, costs.SCALAR) and "psum" in spaces:
+            bits |= 2
+        return bits
+
+
+def _within(body: Body) -> set[int]:
+    inside, stack = set(), [body]
+    while stack:
+        b = stack.pop()
+        inside.add(id(b))
+        stack += b.children
+    return inside
