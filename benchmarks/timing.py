@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,6 +31,7 @@ def main() -> int:
     parser.add_argument("--lines", action="store_true", help="the five most expensive source lines of each kernel")
     args = parser.parse_args()
     clones = Checkouts(args.checkouts)
+    warnings.simplefilter("ignore")
     print(f"{'id':>3} {'kernel':<44} {'target':<6} {'published':>10} {'predicted':>10} {'error':>7}  {'kind':<12} {'bound by':<13}"
           f" {'trace':>6} {'model':>6}  instructions (simulated)")
     found, profiles = [], []

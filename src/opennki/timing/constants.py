@@ -22,10 +22,9 @@ class Constant:
 
 LAUNCH = Constant(11.5, "µs", "start and stop of a kernel besides its instructions: rest of the smallest published kernel after its own "
                   "transfers and instructions", (61,))
-DMA_FIXED = Constant(560.0, "ns", "time that a transfer takes on each DMA engine it uses, besides its bytes; with DMA_STREAM it gives the documented "
-                     "17 B/ns at the documented ideal size of 32 KiB per engine on NeuronCore-v2", (4, 24, 26))
-DMA_STREAM = Constant(23.0, "B/ns", "rate of a DMA engine besides the fixed time, at least: one transfer of the published trn2 trace; fitted to "
-                      "the same on NeuronCore-v2", (4,))
+DMA_STREAM = Constant(23.0, "B/ns", "rate of a DMA engine while it moves bytes, at least: 32 KiB in 1416 ns in the published trn2 trace; the same is "
+                      "assumed of NeuronCore-v2, whose lower documented rate comes from a fixed time for each transfer")
+DMA_IDEAL = Constant(32768.0, "bytes", "transfer per engine at which the documented sustained rate holds (DMA bandwidth guide)")
 SEMAPHORE = Constant(30.0, "ns", "end of an instruction to start of another engine that waits for it: engine_done_to_dma_trigger of the "
                      "published trn2 trace")
 VECTOR_LATENCY = Constant(44.0, "cycles", "end of an instruction to visible result, Vector Engine: the fixed overhead of 144 cycles that AWS's own "
@@ -48,3 +47,9 @@ def latency_ns(engine: str, target: Target) -> float:
         return target.activation_fixed_ns - target.instruction_overhead / target.clock_scalar
     constant = {"tensor": TENSOR_LATENCY, "vector": VECTOR_LATENCY, "scalar": SCALAR_LATENCY, "gpsimd": GPSIMD_LATENCY}[engine]
     return constant.value / target.clock_ghz(engine)
+
+
+def dma_fixed_ns(target: Target) -> float:
+    """Time that a transfer takes on each DMA engine besides its bytes: what makes the documented rate of the documented ideal transfer out of
+    the rate while bytes move (0.5 µs on NeuronCore-v2, none later)."""
+    return max(0.0, DMA_IDEAL.value / target.dma_engine_gbps - DMA_IDEAL.value / DMA_STREAM.value)

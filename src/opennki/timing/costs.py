@@ -14,7 +14,6 @@ from opennki.ir.nodes import Access, Instr, PredTile
 from opennki.ir.verify import accesses, call_view
 from opennki.isa.declare import ISA, Op
 from opennki.isa.dtypes import itemsize
-from opennki.isa.enums import dge_mode
 from opennki.isa.scalar import TABLES
 from opennki.isa.target import Target
 from opennki.timing import constants
@@ -22,7 +21,6 @@ from opennki.timing import constants
 ENGINE_NAMES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma")
 TENSOR, VECTOR, SCALAR, GPSIMD, SYNC, DMA = range(6)
 PS = 1000
-HWDGE = int(dge_mode.hwdge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +51,28 @@ def ps(ns: float) -> int:
     return round(ns * PS)
 
 
-def place(instr: Instr, target: Target) -> int:
-    """The engine that runs an instruction: that of the IR, or one to which the compiler moves it because it is done sooner there, as the
-    declaration says (active fractions of published rows 4, 6, 8 and 12)."""
+def choices(instr: Instr, target: Target) -> list[tuple[int, float]]:
+    """(engine, ns) of the engines that may run an instruction, the one in the IR last: the others are those to which the compiler moves it, as
+    its declaration says."""
     decl = ISA[instr.op]
+    names = [instr.engine]
     if decl.moves is not None and instr.engine == decl.engines[0]:
-        view = cost_view(instr, target)
-        best = []
-        for name in (*decl.moves(call_view(decl, instr.operands, "", instr.results[0].dtype if instr.results else None)), instr.engine):
-            view.engine = name
-            best.append(((decl.cost(view, target) + target.instruction_overhead) / target.clock_ghz(name), len(best), name))
-        return ENGINE_NAMES.index(min(best)[2])
-    return ENGINE_NAMES.index(instr.engine)
+        names = [*decl.moves(call_view(decl, instr.operands, "", instr.results[0].dtype if instr.results else None)), instr.engine]
+    view = cost_view(instr, target)
+    out = []
+    for name in names:
+        view.engine = name
+        fixed = target.instruction_overhead if name in ("vector", "scalar") else 0
+        clock = target.clock_base if name == "dma" else target.clock_ghz(name)
+        out.append((ENGINE_NAMES.index(name), (decl.cost(view, target) + fixed) / clock))
+    return out
 
 
 def numbers(instr: Instr, engine: int, target: Target, sizes: tuple[int, ...] | None, shape: tuple[int, ...]) -> Numbers:
     """The numbers of an instruction of which a mask leaves `sizes` of its iteration space `shape` (None: all of it)."""
     view = cost_view(instr, target)
     view.engine = ENGINE_NAMES[engine]
-    for name, _ in _broadcasts(instr):
+    for name in _broadcasts(instr, target):
         view.spaces[name] = "psum"
     share = 1.0
     if sizes is not None and shape:
@@ -118,14 +119,14 @@ def _traffic(instr: Instr, share: float) -> dict[str, int]:
     return out
 
 
-def _broadcasts(instr: Instr) -> list[tuple[str, Access]]:
-    """Operands that repeat one partition for all. Engines have no such read: the compiler multiplies them by ones on the Tensor Engine and
-    reads the product from PSUM."""
+def _broadcasts(instr: Instr, target: Target) -> list[str]:
+    """Operands that repeat one partition for all. Engines have no such read: the compiler multiplies them by ones on the Tensor Engine, and where
+    the product fits a PSUM bank the instruction reads it there (published row 30)."""
     decl, out = ISA[instr.op], []
     for param, value in zip(decl.params, instr.operands, strict=True):
         if isinstance(value, Access) and value.alloc.on_chip and value.shape and value.shape[0] > 1 and value.view is None and not any(
-                dim.strides[0] or dim.dyn is not None for dim in value.dims):
-            out.append((param.name, value))
+                dim.strides[0] or dim.dyn is not None for dim in value.dims) and prod(value.shape[1:]) <= target.psum_fmax:
+            out.append(param.name)
     return out
 
 
@@ -212,10 +213,8 @@ def _transfer(instr: Instr, view: Any, target: Target, sizes: tuple[int, ...] | 
     both = (traffic["hbm_read"] + traffic["hbm_write"]) / target.hbm_core_gbps
     lanes_ps = tuple((lane, ps(max(t, both)) if len(spread) == target.dma_engines_core else ps(t)) for lane, t in spread)
     moved = elements * size
-    issue = ps(target.min_ii / target.clock_sync)
-    mode = getattr(view, "dge_mode", None)
-    if mode is not None and target.hwdge_instances and int(mode) == HWDGE:
-        issue = ps(target.hwdge_issue_ns)
+    # where there are hardware descriptor generators, they make the descriptors of every transfer
+    issue = ps(target.hwdge_issue_ns if target.hwdge_instances else target.min_ii / target.clock_sync)
     return Numbers(issue, lanes=lanes_ps, moved=moved, descriptors=descriptors, **traffic)
 
 

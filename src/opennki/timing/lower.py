@@ -8,6 +8,7 @@ from opennki.ir.verify import accesses, iteration_shape
 from opennki.isa.declare import ISA
 from opennki.isa.target import Target
 from opennki.timing import costs
+from opennki.timing.hoist import hoisted
 from opennki.timing.tensors import Body, Family, Ref, Ring, assign_buffers, reference, settle, walk
 from opennki.timing.terms import Clip, Slots, Terms, slots_of
 
@@ -84,16 +85,18 @@ class Program:
         bodies: dict[int, Body] = {}
         self.families: dict[Alloc, Family] = {}
         homes: dict[Alloc, Body] = {}
-        top = walk(kernel.body, None, None, 0, bodies, self.families, homes)
+        stmts = hoisted(kernel.body)
+        top = walk(stmts, None, None, 0, bodies, self.families, homes)
+        self.started = _started(self.families)
+        self.engines = _place(stmts, target, self.started)
         self.tracked = settle(kernel, self.families, homes, top)
         self.rings, self.used = assign_buffers(list(bodies.values()), target)
         self.cells = max((f.base + f.cells for f in self.tracked if f.table is None), default=0)
         self.cells = max([self.cells, *(t + f.cells for f in self.tracked if f.table is not None for t in f.table)])
         self.bodies = bodies
-        self._accumulated = {a.alloc for s in self.families.values() for a, r, w, _, _ in s.uses if r and w and a.space == "psum"}
         self._loops: list[Loop] = []
         self._env: list[tuple[int, int]] = []
-        self.body = self._body(kernel.body, ordered=False)
+        self.body = self._body(stmts, ordered=False)
         for space, capacity in (("sbuf", target.sbuf_usable_bytes), ("psum", target.psum_partition_bytes)):
             if self.used[space] > capacity:
                 self.warnings.append(f"tensors alive at once need {self.used[space]} bytes of {space.upper()} per partition, {capacity} are "
@@ -148,8 +151,10 @@ class Program:
                 loop.guards.append((terms, stride, size, tuple((x.slot, x.trips) for x in self._loops[i + 1:] if x.slot in used)))
 
     def _op(self, instr: Instr, ordered: bool) -> Op | None:
+        if instr in self.started:
+            return None
         decl = ISA[instr.op]
-        engine = costs.place(instr, self.target) if instr.engine != "dma" else costs.DMA
+        engine = self.engines[instr]
         op = Op(len(self.ops), instr, engine)
         op.ordered = ordered
         op.loops = tuple(x.slot for x in self._loops)
@@ -184,18 +189,11 @@ class Program:
             assert decl.pe is not None
             stationary = instr.operands[decl.index[decl.pe(view, self.target).stationary]]
             op.held = reference(self.families[stationary.alloc], stationary, self.slots)
-        if self._started(instr, op):
-            return None
         op.ports = self._ports(engine, spaces)
         if op.clip is None:
             op.numbers[None] = costs.numbers(instr, engine, self.target, None, op.shape)
         self.ops.append(op)
         return op
-
-    def _started(self, instr: Instr, op: Op) -> bool:
-        """Whether an instruction only clears a PSUM tile that the Tensor Engine then accumulates in: its first product overwrites instead."""
-        return (op.engine != costs.DMA and not op.reads and not op.chained and len(instr.results) == 1
-                and instr.results[0].space == "psum" and instr.results[0].alloc in self._accumulated)
 
     def _ports(self, engine: int, spaces: set[str]) -> int:
         """Bits of the memory ports that exclude another engine on NeuronCore-v2: 1 SBUF of Vector and GpSimd, 2 PSUM of Vector and Scalar."""
@@ -207,6 +205,65 @@ class Program:
         if engine in (costs.VECTOR, costs.SCALAR) and "psum" in spaces:
             bits |= 2
         return bits
+
+
+def _started(families: dict[Alloc, Family]) -> set[Instr]:
+    """Instructions that only clear a PSUM tensor which the Tensor Engine then writes: its first product of a group overwrites, so that the
+    compiler leaves them out. They take no time and do not count as uses."""
+    found: set[Instr] = set()
+    for alloc, family in families.items():
+        if alloc.space != "psum":
+            continue
+        clears, products = [], 0
+        for use in family.uses:
+            stmt = use[3].stmts[use[4]]
+            if use[2] and isinstance(stmt, Instr):
+                if ISA[stmt.op].pe is not None and stmt.engine == "tensor":
+                    products += 1
+                elif sum(1 for _ in accesses(stmt)) == 1:
+                    clears.append((use, stmt))
+                else:
+                    clears.clear()
+                    break
+        if products:
+            for use, stmt in clears:
+                found.add(stmt)
+                family.uses.remove(use)
+    return found
+
+
+def _place(body: list[Stmt], target: Target, started: set[Instr]) -> dict[Instr, int]:
+    """The engine of each instruction. One that the compiler may move goes there where that is sooner, as long as that engine does not become the
+    busiest of all; then it goes to the one with less to do (active fractions of published rows 4, 6, 8 and 12)."""
+    load = [0.0] * len(costs.ENGINE_NAMES)
+    placed: dict[Instr, int] = {}
+    free: list[tuple[Instr, int, list[tuple[int, float]]]] = []
+    stack: list[tuple[list[Stmt], int]] = [(body, 1)]
+    while stack:
+        stmts, times = stack.pop()
+        for stmt in stmts:
+            if isinstance(stmt, Instr):
+                if stmt in started:
+                    continue
+                options = costs.choices(stmt, target)
+                if len(options) == 1:
+                    placed[stmt] = options[0][0]
+                    load[options[0][0]] += options[0][1] * times
+                else:
+                    free.append((stmt, times, options))
+            elif isinstance(stmt, For):
+                stack.append((stmt.body, times * stmt.trips))
+            elif isinstance(stmt, If):
+                stack += [(stmt.then, times), (stmt.orelse, times)]
+            elif isinstance(stmt, DoWhile):
+                stack.append((stmt.body, times))
+    for stmt, times, options in free:
+        first = min(options, key=lambda o: o[1])
+        if load[first[0]] + first[1] * times > max(x for i, x in enumerate(load) if i != first[0]):
+            first = min(options, key=lambda o: load[o[0]] + o[1] * times)
+        placed[stmt] = first[0]
+        load[first[0]] += first[1] * times
+    return placed
 
 
 def _within(body: Body) -> set[int]:

@@ -56,13 +56,73 @@ class Line:
         self.free = start + length
         return start
 
-    def shift(self, by: int) -> None:
-        """Move everything to a later time."""
-        self.free += by
-        self.until += by
-        for gap in self.gaps:
-            gap[0] += by
-            gap[1] += by
+    def share(self, ready: int, length: int) -> tuple[int, int]:
+        """Reserve a length from `ready` on in pieces, as a queue that is served in turn with others; returns start and end."""
+        self.count += 1
+        gaps, first = self.gaps, -1
+        if gaps:
+            oldest = self.count - self.window
+            while gaps and gaps[0][2] < oldest:
+                del gaps[0]
+            i = 0
+            while i < len(gaps):
+                gap = gaps[i]
+                start = gap[0] if gap[0] > ready else ready
+                room = gap[1] - start
+                if room <= 0:
+                    i += 1
+                    continue
+                if first < 0:
+                    first = start
+                if room > length:
+                    if start > gap[0]:
+                        gaps.insert(i + 1, [start + length, gap[1], gap[2]])
+                        gap[1] = start
+                    else:
+                        gap[0] = start + length
+                    return first, start + length
+                length -= room
+                if start > gap[0]:
+                    gap[1] = start
+                    i += 1
+                else:
+                    del gaps[i]
+                if not length:
+                    return first, start + room
+        if ready > self.free:
+            if self.window:
+                gaps.append([self.free, ready, self.count])
+            self.free = ready
+        start = self.free
+        self.free = start + length
+        return start if first < 0 else first, self.free
+
+    def repeat(self, delta: int, periods: int, since: int, each: int, moved: int) -> None:
+        """Continue as in the last period, of `each` things and length `delta`, in which the end moved by `moved`, for so many periods; the
+        loop began after number `since`.
+
+        Gaps repeat as those of the last periods, the latest as they are now, older ones as they are after being filled for some periods.
+        """
+        shift = delta * periods
+        if self.gaps and each:
+            known = max(0, min(3, (self.count - since) // each - 2))  # the oldest age that is taken as settled
+            ages: list[list[Gap]] = [[] for _ in range(known + 1)]
+            kept: list[Gap] = []
+            for gap in self.gaps:
+                age = (self.count - gap[2]) // each
+                if age <= known and gap[2] > since:
+                    ages[age].append(gap)
+                else:
+                    kept.append(gap)
+            kept = [g for g in kept if g[2] >= self.count + each * periods - self.window]
+            for age in range(min(periods + known, self.window // each + 1), -1, -1):
+                source = min(age, known)
+                steps = periods - (age - source)
+                kept += [[g[0] + steps * delta, g[1] + steps * delta, g[2] + steps * each] for g in ages[source]]
+            self.gaps = kept
+        self.free += moved * periods
+        self.until += shift
+        self.count += each * periods
 
 
 class Machine:
@@ -81,6 +141,7 @@ class Machine:
         self.lines[SYNC] = Line(dma_window)
         self.lanes = [Line(dma_window) for _ in range(target.dma_engines_core)]
         self.group = _groups(program, self.lanes)
+        self.routes: dict[int, Any] = {}
         self.last_use = [[(0, 0)] * 6 for _ in range(2)]
         self.held: Any = None
         self.table = -1
@@ -93,7 +154,7 @@ class Machine:
         self.who = [-1] * cells if record is not None else None
         self.hop = ps(constants.SEMAPHORE.value)
         self.first_byte, self.done = ps(target.dma_first_byte_ns), ps(target.dma_done_ns)
-        self.dma_fixed = ps(constants.DMA_FIXED.value)
+        self.dma_fixed = ps(constants.dma_fixed_ns(target))
         self.reload = ps(target.act_table_load_ns)
 
     def run(self, nodes: list[Any]) -> None:
@@ -249,11 +310,13 @@ class Machine:
             same[c] = visible
             writer[c] = engine
         self.count[index] += 1
-        until = line.until
-        active = end if engine != DMA else finish
-        self.busy[index] += (active - start) if start >= until else (active - until if active > until else 0)
-        if active > until:
-            line.until = active
+        if engine != DMA:
+            self.busy[index] += length
+        else:  # some transfer is under way
+            until = line.until
+            if finish > until:
+                self.busy[index] += finish - (start if start > until else until)
+                line.until = finish
         if start > before and engine != DMA:
             self.waited[index] += start - before
         if end > self.front:
@@ -263,32 +326,35 @@ class Machine:
         if self.depth:
             self.log.append(start)
             if self.events is not None:
-                self.events.append((op, start, ready, finish, visible, shown, list(used), list(made)))
+                self.events.append((op, start, ready, finish, visible, shown, list(used), list(made), what))
         if self.who is not None:
             self.record.add(self, op, what, start, length, visible, ready, cause, made)
 
     def _transfer(self, what: Numbers, ready: int) -> tuple[int, int, int, int]:
         """Trigger a DMA and move its bytes: (first byte, last byte, visible, time on the DMA engines)."""
-        trigger = self.lines[SYNC].put(ready, what.issue)
+        trigger = self.lines[SYNC].share(ready, what.issue)[0]
         self.lines[SYNC].busy += what.issue
         fixed = self.dma_fixed
         begin = trigger + self.first_byte - fixed
-        first, last = 1 << 62, 0
-        placed: dict[int, int] = {}
-        for lane, length in what.lanes:
-            line = self.group[lane]
-            key = id(line)
-            at = placed.get(key, -1)
-            if at < 0:
-                at = line.put(begin, length + fixed) + fixed
-                placed[key] = at
-                line.busy += length + fixed
-                if at < first:
-                    first = at
-            if at + length > last:
-                last = at + length
-        self.lines[DMA].count += 1
-        return first, last, last + self.done, last - first
+        route = self.routes.get(id(what))
+        if route is None:
+            longest: dict[int, tuple[Line, int]] = {}
+            for lane, length in what.lanes:
+                line = self.group[lane]
+                if length >= longest.get(id(line), (line, 0))[1]:
+                    longest[id(line)] = (line, length)
+            route = self.routes[id(what)] = (what, tuple(longest.values()))
+        first, last, most = 1 << 62, 0, 0
+        for line, length in route[1]:
+            at, end = line.share(begin, length + fixed)
+            line.busy += length + fixed
+            if at + fixed < first:
+                first = at + fixed
+            if end > last:
+                last = end
+            if length > most:
+                most = length
+        return first, last, last + self.done, most
 
     def _ports(self, bits: int, engine: int, ready: int, issue: int) -> int:
         """Wait for the engine that uses a port which excludes this one."""

@@ -29,7 +29,7 @@ LARGEST = 1 << 21  # values of a condition that are evaluated at once
 class Watch:
     """Follows the iterations of one run of a loop."""
 
-    __slots__ = ("bases", "candidate", "failed", "first", "machine", "node", "runs", "signs", "snapshot", "wait")
+    __slots__ = ("bases", "begin", "candidate", "failed", "first", "machine", "node", "runs", "signs", "snapshot", "wait")
 
     def __init__(self, machine: Machine, node: Loop) -> None:
         self.machine, self.node = machine, node
@@ -41,6 +41,7 @@ class Watch:
         self.wait = 0
         self.failed = 0
         self.first = 0
+        self.begin = {id(line): (line.count, line.free) for line in (*machine.lines, *machine.lanes)}
 
     def after(self, done: int, mark: int, turn: int) -> int:
         """Called after an iteration, `done` of them are; returns how many are skipped."""
@@ -88,12 +89,12 @@ class Watch:
         machine, node, p = self.machine, self.node, self.candidate
         delta = self.bases[-1] - self.bases[-1 - p]
         before = self.snapshot
-        events = machine.events or []
+        events = list(machine.events or [])
         outer = before[-1]
         periods = (node.trips - done) // p
         periods = self._agree(done, p, periods)
         advance = machine.front - before[0]
-        if advance not in (0, delta):
+        if advance not in (0, delta) or not self._settled(before, events, delta):
             periods = 0
         moving = _moving(machine, node, events, p) if periods else []
         periods = _ready(machine, moving, delta, periods) if periods else 0
@@ -105,9 +106,20 @@ class Watch:
             self.failed += 1
             self.first = len(self.signs) + (p << min(self.failed, 12))
             return 0
-        _apply(machine, node, before, moving, delta, periods, advance)
+        _apply(machine, node, before, events, moving, delta, periods, advance, self.begin)
         machine.log += (delta, periods)
         return periods * p
+
+    def _settled(self, before: Any, events: list[Any], delta: int) -> bool:
+        """Whether the last period used no gap from before the loop, which would end, and moved each line by the whole shift or not at all."""
+        machine = self.machine
+        for event in events:
+            op, start, what = event[0], event[1], event[8]
+            used = [machine.lines[op.engine]] if op.engine != DMA else [line for line, _ in machine.routes[id(what)][1]]
+            if any(start < self.begin[id(line)][1] for line in used):
+                return False
+        lines = before[6]
+        return all(line.free - lines[id(line)][2] in (0, delta) for line in (*machine.lines, *machine.lanes))
 
     def _agree(self, done: int, p: int, periods: int) -> int:
         """How many of the coming periods take the same path."""
@@ -143,7 +155,7 @@ def _counters(machine: Machine, node: Loop) -> tuple[Any, ...]:
     lo, hi = node.lo, node.hi
     masked = [dict(h) if h is not None else None for h in machine.masked[lo:hi]]
     return (machine.front, machine.count[lo:hi], machine.busy[lo:hi], machine.critical[lo:hi], machine.waited[lo:hi], masked,
-            [line.busy for line in machine.lines], [line.busy for line in machine.lanes])
+            {id(line): (line.busy, line.count, line.free) for line in (*machine.lines, *machine.lanes)})
 
 
 def _moving(machine: Machine, node: Loop, events: list[Any], p: int) -> list[Any]:
@@ -225,15 +237,16 @@ def _binding(machine: Machine, cell: int, op: Any, ready: int) -> bool:
     return when == ready and ready > 0
 
 
-def _apply(machine: Machine, node: Loop, before: Any, moving: list[Any], delta: int, periods: int, advance: int) -> None:
+def _apply(machine: Machine, node: Loop, before: Any, events: list[Any], moving: list[Any], delta: int, periods: int,
+           advance: int, begin: dict[int, tuple[int, int]]) -> None:
     shift = delta * periods
     lo, hi = node.lo, node.hi
     ops = machine.program.ops[lo:hi]
     engines = {op.engine for op in ops}
-    front, count, busy, critical, waited, masked, lines, lanes, _ = before
+    _, count, busy, critical, waited, masked, lines, _ = before
     # the times of the last period's accesses from outside, repeated
     for cell, step, event, written in moving:
-        op, _, _, finish, visible, shown, _, _ = event
+        op, _, _, finish, visible, shown, _, _, _ = event
         for j in (range(1, periods + 1) if step else (periods,)):
             c, by = cell + (step or 0) * j, delta * j
             if not 0 <= c < len(machine.seen):
@@ -249,15 +262,13 @@ def _apply(machine: Machine, node: Loop, before: Any, moving: list[Any], delta: 
     for ring in node.rings:
         for i in range(len(ring.times)):
             ring.times[i] += shift
-    for engine in engines:
-        machine.lines[engine].shift(shift)
+    used = [machine.lines[engine] for engine in engines]
     if DMA in engines:
-        machine.lines[SYNC].shift(shift)
-        for line in dict.fromkeys(machine.group):
-            line.shift(shift)
-        for now, then, line in zip([x.busy for x in machine.lanes], lanes, machine.lanes, strict=True):
-            line.busy += (now - then) * periods
-        machine.lines[SYNC].busy += (machine.lines[SYNC].busy - lines[SYNC]) * periods
+        used += [machine.lines[SYNC], *dict.fromkeys(machine.group)]
+    for line in used:
+        then_busy, then_count, then_free = lines[id(line)]
+        line.busy += (line.busy - then_busy) * periods
+        line.repeat(delta, periods, begin[id(line)][0], line.count - then_count, line.free - then_free)
     for bit in machine.last_use:
         for engine in engines:
             if engine < len(bit):
@@ -266,7 +277,12 @@ def _apply(machine: Machine, node: Loop, before: Any, moving: list[Any], delta: 
         half = len(machine.held) // 2
         machine.held = (*machine.held[:half], *(t + shift for t in machine.held[half:]))
     machine.front += advance * periods
-    del front
+    if not advance:  # something else was ahead; by now the loop may have passed it
+        last = max(events, key=lambda e: e[4])
+        reached = last[4] + shift
+        if reached > machine.front:
+            machine.critical[last[0].index] += reached - machine.front
+            machine.front = reached
     for now, then in ((machine.count, count), (machine.busy, busy), (machine.critical, critical), (machine.waited, waited)):
         for i in range(lo, hi):
             now[i] += (now[i] - then[i - lo]) * periods

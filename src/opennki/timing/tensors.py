@@ -121,7 +121,7 @@ def settle(kernel: Kernel, families: dict[Alloc, Family], homes: dict[Alloc, Bod
     physical: dict[Any, int] = {}
     for family in families.values():
         alloc = family.alloc
-        if not alloc.on_chip and (not any(u[2] for u in family.uses) or not any(u[1] for u in family.uses)):
+        if not family.uses or not alloc.on_chip and (not any(u[2] for u in family.uses) or not any(u[1] for u in family.uses)):
             family.cells = 0
             continue
         home = homes.get(alloc, top)
