@@ -20,11 +20,14 @@ class Constant:
     rows: tuple[int, ...] = ()
 
 
-LAUNCH = Constant(11.5, "µs", "start and stop of a kernel besides its instructions: rest of the smallest published kernel after its own "
-                  "transfers and instructions", (61,))
-DMA_STREAM = Constant(23.0, "B/ns", "rate of a DMA engine while it moves bytes, at least: 32 KiB in 1416 ns in the published trn2 trace; the same is "
-                      "assumed of NeuronCore-v2, whose lower documented rate comes from a fixed time for each transfer")
-DMA_IDEAL = Constant(32768.0, "bytes", "transfer per engine at which the documented sustained rate holds (DMA bandwidth guide)")
+SMALLEST = Constant(4.5, "µs", "what the smallest kernel (a load, an instruction, a store) takes of the shortest published latency of a target "
+                    "(Target.launch_floor_us); the rest is start and stop", (61,))
+DMA_DESCRIPTOR = Constant(13.0, "ns", "what a descriptor takes besides its bytes on NeuronCore-v2; the published trn2 trace of 256-byte descriptors at "
+                          "21 B/ns shows none", (24, 26, 88))
+DMA_SHORT = Constant(0.45, "of the rate", "rate of descriptors below the documented saturating size of 4 KiB on NeuronCore-v2; the same trace "
+                     "shows no loss on trn2", (24, 26, 88))
+RESIDENT_LIMIT = Constant(32768.0, "instructions", "size up to which the compiler looks for loads that loops repeat and keeps their tiles in SBUF where "
+                          "they fit: HBM traffic of published rows 2 and 8 shows that it does, that of row 24 that it does not", (2, 8, 24))
 SEMAPHORE = Constant(30.0, "ns", "end of an instruction to start of another engine that waits for it: engine_done_to_dma_trigger of the "
                      "published trn2 trace")
 VECTOR_LATENCY = Constant(44.0, "cycles", "end of an instruction to visible result, Vector Engine: the fixed overhead of 144 cycles that AWS's own "
@@ -34,7 +37,7 @@ SCALAR_LATENCY = Constant(100.0, "cycles", "the same for the Scalar Engine: inte
 TENSOR_LATENCY = Constant(188.0, "cycles", "the same for the Tensor Engine: one cycle for each row of the array and the documented start of a "
                           "tensor access; assumed")
 GPSIMD_LATENCY = Constant(100.0, "cycles", "the same for GpSimd: the documented overhead of a dependent instruction")
-WINDOW = Constant(64.0, "instructions", "how far ahead of its place an instruction may be scheduled within its engine; assumed")
+WINDOW = Constant(512.0, "instructions", "how far ahead of its place an instruction may be scheduled within its engine, a basic block; assumed")
 DMA_WINDOW = Constant(256.0, "transfers", "the same for DMA, whose queues run beside each other; assumed")
 BUFFERS = Constant(4.0, "buffers", "most buffers that a tensor made in a loop gets from the compiler where memory allows; assumed")
 
@@ -49,7 +52,13 @@ def latency_ns(engine: str, target: Target) -> float:
     return constant.value / target.clock_ghz(engine)
 
 
-def dma_fixed_ns(target: Target) -> float:
-    """Time that a transfer takes on each DMA engine besides its bytes: what makes the documented rate of the documented ideal transfer out of
-    the rate while bytes move (0.5 µs on NeuronCore-v2, none later)."""
-    return max(0.0, DMA_IDEAL.value / target.dma_engine_gbps - DMA_IDEAL.value / DMA_STREAM.value)
+def launch_us(target: Target) -> float:
+    """Start and stop of a kernel."""
+    return target.launch_floor_us - SMALLEST.value
+
+
+def descriptor_ns(size: int, rate: float, target: Target) -> float:
+    """Time of one descriptor on a DMA engine of a rate in bytes per ns."""
+    if target.generation >= 3:
+        return max(size, target.dma_small_bytes) / rate
+    return DMA_DESCRIPTOR.value + size / (rate if size >= target.dma_full_bytes else rate * DMA_SHORT.value)

@@ -95,7 +95,8 @@ def numbers(instr: Instr, engine: int, target: Target, sizes: tuple[int, ...] | 
         cycles *= 2
     if engine in (VECTOR, SCALAR):
         cycles += target.instruction_overhead
-    load, more = 0, {}
+    load = 0
+    more: dict[str, Any] = {}
     if decl.pe is not None and engine == TENSOR:
         work = decl.pe(view, target)
         load = 0 if work.hidden else ps(work.load / clock)
@@ -106,8 +107,8 @@ def numbers(instr: Instr, engine: int, target: Target, sizes: tuple[int, ...] | 
     return Numbers(ps(cycles / clock), ps(constants.latency_ns(name, target)) if engine != SYNC else 0, load, **traffic, **more)
 
 
-def _traffic(instr: Instr, share: float) -> dict[str, int]:
-    out = dict.fromkeys(("hbm_read", "hbm_write", "sbuf_read", "sbuf_write", "psum_read", "psum_write"), 0)
+def _traffic(instr: Instr, share: float) -> dict[str, Any]:
+    out: dict[str, Any] = dict.fromkeys(("hbm_read", "hbm_write", "sbuf_read", "sbuf_write", "psum_read", "psum_write"), 0)
     for access, read, written in accesses(instr):
         if access.space == "register":
             continue
@@ -175,9 +176,8 @@ def _indices(instr: Instr) -> set[Access]:
     return found
 
 
-def _transfer(instr: Instr, view: Any, target: Target, sizes: tuple[int, ...] | None, share: float, traffic: dict[str, int]) -> Numbers:
-    """A DMA: descriptors of bytes that lie together on both sides, spread over the engines by partition (8 for each). A descriptor takes the
-    time of its bytes at the sustained rate, at least that of the documented 256 bytes below which overhead rules."""
+def _transfer(instr: Instr, view: Any, target: Target, sizes: tuple[int, ...] | None, share: float, traffic: dict[str, Any]) -> Numbers:
+    """A DMA: descriptors of bytes that lie together on both sides, spread over the engines by partition (8 for each)."""
     decl = ISA[instr.op]
     sources, targets = _sides(instr)
     sides = [*sources, *targets] or [a for a, _, _ in accesses(instr)]
@@ -192,15 +192,17 @@ def _transfer(instr: Instr, view: Any, target: Target, sizes: tuple[int, ...] | 
     else:
         run = min(run_length(a, start, sizes if a.shape == biggest.shape else None) for a in sides)
     elements = max(1, round(biggest.size * share))
-    rate = max(target.dma_engine_gbps, constants.DMA_STREAM.value) * (decl.dma_share(view, target) if decl.dma_share is not None else 1.0)
+    rate = target.dma_engine_gbps * (decl.dma_share(view, target) if decl.dma_share is not None else 1.0)
     if turned and target.pe_transpose_mode:
         run = max(run, target.dma_full_bytes // size)
     descriptors = ceil(elements / run)
-    each = max(run * size, target.dma_small_bytes) / rate
+    each = constants.descriptor_ns(run * size, rate, target)
     if chip is None:
         lanes = range(target.dma_engines_core)
-        per_lane = max(run * size * descriptors / target.dma_engines_core / rate, each * descriptors / target.dma_engines_core)
-        spread = [(lane, per_lane) for lane in lanes]
+        # descriptors are not longer than what saturates an engine, so that all engines have some
+        short = min(run * size, target.dma_full_bytes)
+        each = constants.descriptor_ns(short, rate, target)
+        spread = [(lane, each * ceil(ceil(elements * size / short) / target.dma_engines_core)) for lane in lanes]
     else:
         used = min(partitions, sizes[0] if sizes is not None else partitions)
         first = _first_partition(chip)

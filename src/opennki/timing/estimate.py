@@ -132,7 +132,7 @@ def _timeline(kernel: Kernel, target: Target, lowered: Program, machine: Machine
         line[0] += machine.critical[op.index]
         line[1][name] = line[1].get(name, 0.0) + machine.busy[op.index] / PS
         line[2] += n
-    launch = constants.LAUNCH.value
+    launch = constants.launch_us(target)
     total = launch * 1e3 + machine.front / PS
     engines = {name: EngineUse(busy[i] / PS, counts[i], busy[i] / PS / total, waited[i] / PS)
                for i, name in enumerate(ENGINE_NAMES) if name in COMPUTE or i == DMA}

@@ -9,10 +9,11 @@ from opennki.isa.declare import ISA
 from opennki.isa.target import Target
 from opennki.timing import costs
 from opennki.timing.hoist import hoisted
-from opennki.timing.tensors import Body, Family, Ref, Ring, assign_buffers, reference, settle, walk
+from opennki.timing.resident import with_resident_loads
+from opennki.timing.tensors import Body, Family, Ref, Ring, assign_buffers, reference, renames, settle, walk
 from opennki.timing.terms import Clip, Slots, Terms, slots_of
 
-OP, LOOP, BRANCH, TAKE, FREE = range(5)
+OP, LOOP, BRANCH, TAKE, FREE, RENEW = range(6)
 
 
 class Op:
@@ -65,7 +66,7 @@ class Branch:
 
 
 class Buffer:
-    """A tensor gets a buffer (TAKE) or gives it back (FREE)."""
+    """A tensor gets a buffer (TAKE), gives it back (FREE), or changes it for another (RENEW)."""
 
     __slots__ = ("family", "kind")
 
@@ -82,18 +83,15 @@ class Program:
         self.grid = [self.slots.slot(v) for v in kernel.grid]
         self.ops: list[Op] = []
         self.warnings: list[str] = []
-        bodies: dict[int, Body] = {}
-        self.families: dict[Alloc, Family] = {}
-        homes: dict[Alloc, Body] = {}
         stmts = hoisted(kernel.body)
-        top = walk(stmts, None, None, 0, bodies, self.families, homes)
-        self.started = _started(self.families)
+        self._analyse(stmts)
+        resident = with_resident_loads(stmts, target.sbuf_usable_bytes - self.least["sbuf"])
+        if resident is not stmts:
+            stmts = resident
+            self._analyse(stmts)
         self.engines = _place(stmts, target, self.started)
-        self.tracked = settle(kernel, self.families, homes, top)
-        self.rings, self.used = assign_buffers(list(bodies.values()), target)
         self.cells = max((f.base + f.cells for f in self.tracked if f.table is None), default=0)
         self.cells = max([self.cells, *(t + f.cells for f in self.tracked if f.table is not None for t in f.table)])
-        self.bodies = bodies
         self._loops: list[Loop] = []
         self._env: list[tuple[int, int]] = []
         self.body = self._body(stmts, ordered=False)
@@ -101,6 +99,15 @@ class Program:
             if self.used[space] > capacity:
                 self.warnings.append(f"tensors alive at once need {self.used[space]} bytes of {space.upper()} per partition, {capacity} are "
                                      "there: what the compiler would spill is not in the estimate")
+
+    def _analyse(self, stmts: list[Stmt]) -> None:
+        self.bodies: dict[int, Body] = {}
+        self.families: dict[Alloc, Family] = {}
+        homes: dict[Alloc, Body] = {}
+        top = walk(stmts, None, None, 0, self.bodies, self.families, homes)
+        self.started = _started(self.families)
+        self.tracked = settle(self.kernel, self.families, homes, top)
+        self.rings, self.used, self.least = assign_buffers(list(self.bodies.values()), self.target)
 
     def _body(self, stmts: list[Stmt], ordered: bool) -> list[Any]:
         body = self.bodies[id(stmts)]
@@ -113,8 +120,9 @@ class Program:
         for index, stmt in enumerate(stmts):
             out += [Buffer(TAKE, f) for f in take.get(index, ())]
             if isinstance(stmt, Instr):
-                op = self._op(stmt, ordered)
+                op = self._op(stmt, ordered, body, index)
                 if op is not None:
+                    out += [Buffer(RENEW, f) for f in self._renewed(op, stmt, body, index)]
                     out.append(op)
             elif isinstance(stmt, For):
                 out.append(self._for(stmt, ordered))
@@ -150,7 +158,16 @@ class Program:
             if loop.slot in used:
                 loop.guards.append((terms, stride, size, tuple((x.slot, x.trips) for x in self._loops[i + 1:] if x.slot in used)))
 
-    def _op(self, instr: Instr, ordered: bool) -> Op | None:
+    def _renewed(self, op: Op, instr: Instr, body: Body, index: int) -> list[Family]:
+        if op.clip is not None or op.chained:
+            return []
+        refs = {r.family: r for r in op.writes}
+        return [self.families[a.alloc] for a, _, written in accesses(instr)
+                if written and a.space != "register" and self.families[a.alloc] in refs
+                and renames(self.families[a.alloc], a, refs[self.families[a.alloc]], body, index)
+                and not any(r.family is self.families[a.alloc] for r in op.reads)]
+
+    def _op(self, instr: Instr, ordered: bool, body: Body, index: int) -> Op | None:
         if instr in self.started:
             return None
         decl = ISA[instr.op]
@@ -172,7 +189,10 @@ class Program:
             if access.space == "register":
                 continue
             spaces.add(access.space)
-            ref = reference(self.families[access.alloc], access, self.slots)
+            family = self.families[access.alloc]
+            if family.ring is not None and (id(body.stmts), index) not in family.places:
+                continue
+            ref = reference(family, access, self.slots)
             if ref is None:
                 continue
             if read and written and pe:

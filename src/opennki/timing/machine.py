@@ -10,7 +10,7 @@ from typing import Any
 from opennki.isa.target import Target
 from opennki.timing import constants
 from opennki.timing.costs import DMA, ENGINE_NAMES, PS, SYNC, TENSOR, Numbers, numbers, ps
-from opennki.timing.lower import LOOP, OP, TAKE, Buffer, Loop, Op, Program
+from opennki.timing.lower import FREE, LOOP, OP, TAKE, Buffer, Loop, Op, Program
 from opennki.timing.steady import Watch
 from opennki.timing.terms import value
 
@@ -35,7 +35,11 @@ class Line:
             oldest = self.count - self.window
             while gaps and gaps[0][2] < oldest:
                 del gaps[0]
-            for i, gap in enumerate(gaps):
+            i = len(gaps)
+            while i and gaps[i - 1][1] > ready:
+                i -= 1
+            for i in range(i, len(gaps)):
+                gap = gaps[i]
                 start = gap[0] if gap[0] > ready else ready
                 if start + length <= gap[1]:
                     if start > gap[0]:
@@ -64,14 +68,13 @@ class Line:
             oldest = self.count - self.window
             while gaps and gaps[0][2] < oldest:
                 del gaps[0]
-            i = 0
+            i = len(gaps)
+            while i and gaps[i - 1][1] > ready:
+                i -= 1
             while i < len(gaps):
                 gap = gaps[i]
                 start = gap[0] if gap[0] > ready else ready
                 room = gap[1] - start
-                if room <= 0:
-                    i += 1
-                    continue
                 if first < 0:
                     first = start
                 if room > length:
@@ -154,7 +157,6 @@ class Machine:
         self.who = [-1] * cells if record is not None else None
         self.hop = ps(constants.SEMAPHORE.value)
         self.first_byte, self.done = ps(target.dma_first_byte_ns), ps(target.dma_done_ns)
-        self.dma_fixed = ps(constants.dma_fixed_ns(target))
         self.reload = ps(target.act_table_load_ns)
 
     def run(self, nodes: list[Any]) -> None:
@@ -178,7 +180,9 @@ class Machine:
         ring, base = family.ring, family.base
         assert ring is not None
         end = base + family.cells
-        if node.kind == TAKE:
+        if node.kind != TAKE:
+            ring.times.append(max(max(self.read[base:end]), max(self.seen[base:end])))
+        if node.kind != FREE:
             if ring.fresh or not ring.times:
                 ring.fresh -= ring.fresh > 0
                 at = 0
@@ -189,8 +193,6 @@ class Machine:
             self.writer[base:end] = self.reader[base:end] = [-1] * size
             if self.who is not None:
                 self.who[base:end] = [-1] * size
-        else:
-            ring.times.append(max(max(self.read[base:end]), max(self.seen[base:end])))
 
     def loop(self, node: Loop) -> None:
         """Run a loop, skipping what repeats."""
@@ -334,8 +336,7 @@ class Machine:
         """Trigger a DMA and move its bytes: (first byte, last byte, visible, time on the DMA engines)."""
         trigger = self.lines[SYNC].share(ready, what.issue)[0]
         self.lines[SYNC].busy += what.issue
-        fixed = self.dma_fixed
-        begin = trigger + self.first_byte - fixed
+        begin = trigger + self.first_byte
         route = self.routes.get(id(what))
         if route is None:
             longest: dict[int, tuple[Line, int]] = {}
@@ -346,10 +347,10 @@ class Machine:
             route = self.routes[id(what)] = (what, tuple(longest.values()))
         first, last, most = 1 << 62, 0, 0
         for line, length in route[1]:
-            at, end = line.share(begin, length + fixed)
-            line.busy += length + fixed
-            if at + fixed < first:
-                first = at + fixed
+            at, end = line.share(begin, length)
+            line.busy += length
+            if at < first:
+                first = at
             if end > last:
                 last = end
             if length > most:

@@ -22,6 +22,9 @@ from opennki.timing.terms import Slots
 MAX_GRID, MAX_CELLS = 512, 1 << 16
 
 
+Use = tuple[Access, bool, bool, "Body", int]  # read, written, in which body, at which statement
+
+
 class Body:
     """A list of statements and its place: `owner` is the statement that holds it, at `at` in `parent`; `loops`: loops around it."""
 
@@ -52,17 +55,18 @@ class Ring:
 class Family:
     """A tensor: its cells are `base` to `base + cells` of the machine's lists. `ring` is None where its memory is its own."""
 
-    __slots__ = ("alloc", "base", "body", "cells", "dims", "first", "last", "level", "private", "ring", "table", "uses")
+    __slots__ = ("alloc", "base", "body", "cells", "dims", "first", "last", "level", "places", "private", "ring", "table", "uses")
 
     def __init__(self, alloc: Alloc) -> None:
         self.alloc = alloc
-        self.uses: list[tuple[Access, bool, bool, Body, int]] = []
+        self.uses: list[Use] = []
         self.body: Any = None
         self.private: frozenset[Var] = frozenset()
         self.dims: list[tuple[int, int, int, int]] = []  # (lowest index, cell size, cells, stride in cells)
         self.base = self.cells = self.level = self.first = self.last = 0
         self.ring: Ring | None = None
         self.table: list[int] | None = None
+        self.places: set[tuple[int, int]] = set()  # statements of the uses within the scope
 
 
 class Ref:
@@ -145,15 +149,36 @@ def settle(kernel: Kernel, families: dict[Alloc, Family], homes: dict[Alloc, Bod
         family.base, size = size, size + family.cells
         family.level = family.body.loops
         if alloc.on_chip:
+            family.uses = inside(family)
+            family.places = {(id(b.stmts), i) for _, _, _, b, i in family.uses}
             places = [_position(family.body, b, i) for _, _, _, b, i in family.uses]
             family.first, family.last = min(places), max(places)
             family.body.uses.append(family)
     return kept
 
 
+def _fills(use: Use) -> bool:
+    """Whether a use only fills the tensor with a value."""
+    stmt = use[3].stmts[use[4]]
+    return use[2] and not use[1] and isinstance(stmt, Instr) and sum(1 for a, *_ in accesses(stmt) if a.space != "register") == 1
+
+
+def inside(family: Family) -> list[Use]:
+    """The uses within the scope: a tensor may be filled before the loops in which it is used."""
+    found = []
+    for use in family.uses:
+        body = use[3]
+        while body is not family.body and body.parent is not None:
+            body = body.parent
+        if body is family.body:
+            found.append(use)
+    return found
+
+
 def _scope(family: Family, home: Body) -> None:
-    common = family.uses[0][3]
-    for _, _, _, body, _ in family.uses[1:]:
+    uses = [u for u in family.uses if not _fills(u)] or family.uses
+    common = uses[0][3]
+    for _, _, _, body, _ in uses[1:]:
         common = _common(common, body)
     chain = [common]
     while chain[-1] is not home:
@@ -165,9 +190,9 @@ def _scope(family: Family, home: Body) -> None:
     for body in chain[1:]:
         owner = body.owner
         if isinstance(owner, For):
-            if _selects(family, owner.var, private):
+            if _selects(family, uses, owner.var, private):
                 private.add(owner.var)
-            elif not (owner.kind == "affine" and _overwritten(family, body)):
+            elif not (owner.kind == "affine" and _overwritten(family, uses, body)):
                 break
         elif not isinstance(owner, If):
             break
@@ -175,12 +200,12 @@ def _scope(family: Family, home: Body) -> None:
     family.body, family.private = scope, frozenset(private)
 
 
-def _selects(family: Family, var: Var, private: set[Var]) -> bool:
+def _selects(family: Family, uses: list[Use], var: Var, private: set[Var]) -> bool:
     """Whether different values of a loop index select different blocks, in all accesses alike."""
     for d in range(family.alloc.pdim):
         steps = set()
         lo, hi = 1 << 60, -1
-        for access, _, _, _, _ in family.uses:
+        for access, _, _, _, _ in uses:
             if access.view is not None:
                 return False
             dim = access.dims[d]
@@ -196,10 +221,10 @@ def _selects(family: Family, var: Var, private: set[Var]) -> bool:
     return False
 
 
-def _overwritten(family: Family, body: Body) -> bool:
+def _overwritten(family: Family, uses: list[Use], body: Body) -> bool:
     """Whether each run of a body starts by writing the whole tensor."""
-    access, read, written, where, index = min(family.uses, key=lambda u: (_position(body, u[3], u[4]), u[1] and not u[2]))
-    same = [u for u in family.uses if u[3] is where and u[4] == index]
+    access, read, written, where, index = min(uses, key=lambda u: (_position(body, u[3], u[4]), u[1] and not u[2]))
+    same = [u for u in uses if u[3] is where and u[4] == index]
     return written and not read and access.is_whole and where is body and not any(u[1] for u in same)
 
 
@@ -217,7 +242,7 @@ def _grid(family: Family) -> None:
             continue
         if d < alloc.pdim:
             lo, hi = size, 0
-            for access, *_ in family.uses:
+            for access, *_ in inside(family):
                 if access.dims[d].dyn is not None:
                     lo, hi = 0, size - 1
                     break
@@ -282,9 +307,24 @@ def reference(family: Family, access: Access, slots: Slots) -> Ref | None:
     return ref
 
 
-def assign_buffers(bodies: list[Body], target: Target) -> tuple[list[Ring], dict[str, int]]:
+def renames(family: Family, access: Access, ref: Ref, body: Body, index: int) -> bool:
+    """Whether a write begins a new version of a tensor, which the compiler gives another buffer: it overwrites the whole tensor, after the first
+    use, in the body that is the scope (or in a loop of one trip in it)."""
+    if family.ring is None or access.view is not None or any(d.dyn is not None for d in access.dims):
+        return False
+    if family.cells != (1 if ref.many is None else len(ref.many)):
+        return False
+    while body is not family.body:
+        if not (isinstance(body.owner, For) and body.owner.trips == 1) or body.parent is None:
+            return False
+        body, index = body.parent, body.at
+    return index > family.first
+
+
+def assign_buffers(bodies: list[Body], target: Target) -> tuple[list[Ring], dict[str, int], dict[str, int]]:
     """Share out SBUF and PSUM: rings of equal buffers in each scope, as many as the tensors alive at once, and then up to
-    `constants.BUFFERS` times as many, innermost scopes first, while they fit. Returns the rings and the bytes (per partition) in use."""
+    `constants.BUFFERS` times as many, innermost scopes first, while they fit. Returns the rings, and the bytes per
+    partition that are in use and that are needed at least."""
     rings: list[Ring] = []
     for body in bodies:
         groups: dict[Any, list[Family]] = {}
@@ -302,12 +342,18 @@ def assign_buffers(bodies: list[Body], target: Target) -> tuple[list[Ring], dict
             rings.append(ring)
             for family in members:
                 family.ring = ring
-    used = {}
+    used, least, spilled = {}, {}, {}
     for space, capacity in (("sbuf", target.sbuf_usable_bytes), ("psum", target.psum_partition_bytes)):
         mine = [r for r in rings if r.space == space]
         by_body: dict[int, list[Ring]] = {}
         for r in mine:
             by_body.setdefault(id(r.body), []).append(r)
+        used[space] = least[space] = _demand(bodies, by_body)
+        spilled[space] = 0
+        while _demand(bodies, by_body) > capacity:  # what does not fit would be spilled, and takes no part in sharing out
+            biggest = max((r for group in by_body.values() for r in group), key=lambda r: r.bytes * r.count)
+            by_body[id(biggest.body)].remove(biggest)
+            spilled[space] += 1
         order = sorted((b for b in bodies if id(b) in by_body), key=lambda b: -b.nest)
         for factor in range(2, round(constants.BUFFERS.value) + 1):
             for body in order:
@@ -319,10 +365,11 @@ def assign_buffers(bodies: list[Body], target: Target) -> tuple[list[Ring], dict
                 if _demand(bodies, by_body) > capacity:
                     for r, count in zip(group, before, strict=True):
                         r.count = count
-        used[space] = _demand(bodies, by_body)
+        if not spilled[space]:
+            used[space] = _demand(bodies, by_body)
     for r in rings:
         r.fresh = r.count
-    return rings, used
+    return rings, used, least
 
 
 def _factor(body: Body) -> int:
