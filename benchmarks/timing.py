@@ -2,8 +2,8 @@
 
     python benchmarks/timing.py [--checkouts DIR] [--only TEXT] [--lines]
 
-Kernels of others are read from local clones (DIR/owner__name, any clone will do); a row whose clone is missing says so. The default for DIR is
-the environment variable OPENNKI_CHECKOUTS, else `checkouts` beside this repository.
+Kernels of others are read from local clones (DIR/owner__name, any clone will do); a row whose clone is missing says so. The default for
+DIR is the environment variable OPENNKI_CHECKOUTS, else `checkouts` beside this repository.
 """
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from opennki.timing import estimate
 def main() -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--checkouts", type=Path, default=Path(os.environ.get("OPENNKI_CHECKOUTS", Path(__file__).parents[2] / "checkouts")))
+    where = Path(os.environ.get("OPENNKI_CHECKOUTS", Path(__file__).parents[2] / "checkouts"))
+    parser.add_argument("--checkouts", type=Path, default=where)
     parser.add_argument("--only", default="")
     parser.add_argument("--lines", action="store_true", help="the five most expensive source lines of each kernel")
     args = parser.parse_args()
@@ -49,7 +50,8 @@ def main() -> int:
             continue
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            print(f"{row.id:>3} {row.name:<44} {row.target:<6} {row.measured:>10.1f} does not trace: {error} ({where.name})".replace("\n", " ")[:220])
+            text = f"{row.id:>3} {row.name:<44} {row.target:<6} {row.measured:>10.1f} does not trace: {error} ({where.name})"
+            print(text.replace("\n", " ")[:220])
             continue
         done = time.perf_counter()
         predicted = row.probe(timeline) if row.probe is not None else timeline.latency_us

@@ -35,7 +35,7 @@ def single_accumulator(lhs_t, rhs):
 @nki.jit
 def blocked(lhs_t, rhs):
     """lhs_t.T @ rhs with K in two blocks, whose partial sums are added in SBUF, and N in four."""
-    (k, m), n = lhs_t.shape, rhs.shape[1]
+    m, n = lhs_t.shape[1], rhs.shape[1]
     out = nl.ndarray((m, n), dtype=lhs_t.dtype, buffer=nl.shared_hbm)
     for j in nl.affine_range(n // 512):
         total = nl.zeros((m // 128, nl.par_dim(128), 512), dtype=lhs_t.dtype)

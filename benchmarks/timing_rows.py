@@ -1,7 +1,7 @@
 """Published latencies and the kernels they belong to: what `benchmarks/timing.py` compares the timing model with.
 
-The numbers are facts from public documents and logs; the kernels stay in their own repositories, of which local clones are read. `fit` marks the
-rows that a constant of the model was fitted on; the others are held out.
+The numbers are facts from public documents and logs; the kernels stay in their own repositories, of which local clones are read. `fit`
+marks the rows that a constant of the model was fitted on; the others are held out.
 """
 from __future__ import annotations
 
@@ -115,7 +115,8 @@ def sample(path: str, function: str, grid: Any, *arrays: Any, **keywords: Any) -
 def vector_add(function: str, edits: dict[str, str], n: int) -> Callable[[Checkouts], Any]:
     """A vector addition of the CS149 assignment with its constant set."""
     def trace(clones: Checkouts) -> Any:
-        return getattr(clones.module("stanford-cs149/asst4-trainium2", "HEAD", "part1/kernels.py", edits), function).trace(*empty((n,), (n,)))
+        module = clones.module("stanford-cs149/asst4-trainium2", "HEAD", "part1/kernels.py", edits)
+        return getattr(module, function).trace(*empty((n,), (n,)))
     return trace
 
 
@@ -179,7 +180,8 @@ ROWS = [
     Published(62, "CS149 vector_add_stream FREE_DIM=2000", "trn2", 28.0, "measured", vector_add(
         "vector_add_stream", {r"^    FREE_DIM = 2$": "    FREE_DIM = 2000"}, 256000)),
     Published(74, "allocated SD attention 4096, float32", "trn1", 430.5, "upper bound", sample(
-        "allocated_attention.py", "allocated_fused_self_attn_for_SD_small_head_size", 1, *empty((1, 128, 4096), (1, 128, 4096), (1, 4096, 128)))),
+        "allocated_attention.py", "allocated_fused_self_attn_for_SD_small_head_size", 1,
+        *empty((1, 128, 4096), (1, 128, 4096), (1, 4096, 128)))),
     Published(75, "allocated SD attention 4096, bfloat16", "trn1", 399.0, "upper bound", sample(
         "allocated_attention.py", "allocated_fused_self_attn_for_SD_small_head_size", 1,
         *empty((1, 128, 4096), (1, 128, 4096), (1, 4096, 128), dtype=BF16))),
@@ -195,7 +197,8 @@ ROWS = [
         "vision.py", "adaptive_avg_pool2d_kernel", None, *empty((2, 2048, 32, 32)), (3, 3))),
     Published(102, "matmul 2048, single PSUM accumulator", "trn2", 366.0, "measured", own("single PSUM tile"), "autotune", pe_bound=True),
     Published(105, "matmul 2048, by hand (90.92 % MFU)", "trn2", 240.3, "measured", own("blocked"), "autotune", pe_bound=True),
-    Published(49, "DMA [4, 4096] bfloat16, one engine, ns", "trn2", 1416.0, "trace", own("load 4 x 4096"), probe=lambda t: t.rows[0].duration_ns),
+    Published(49, "DMA [4, 4096] bfloat16, one engine, ns", "trn2", 1416.0, "trace", own("load 4 x 4096"),
+              probe=lambda t: t.rows[0].duration_ns),
     Published(50, "DMA [128, 128] bfloat16, an engine's share, ns", "trn2", 97.0, "trace", own("load 128 x 128"),
               probe=lambda t: t.rows[0].duration_ns),
     Published(54, "activation exp [128, 128] alone, ns", "trn2", 400.0, "trace", own("exp 128 x 128"),
@@ -206,5 +209,5 @@ ROWS = [
 ]
 # Rows that belong to no single kernel, or whose kernel is not public: aggregates, end-to-end models, targets of libraries.
 LEFT_OUT = {52: "an activation table load is a constant of the model", 51: "skew between DMA engines is not modelled",
-            109: "an aggregate", 110: "an aggregate", 111: "a whole model", 112: "a whole model", 113: "a whole model", 114: "a whole model",
-            117: "kernel not in the legacy dialect", 118: "kernel not in the legacy dialect", 120: "kernel not in the legacy dialect"}
+            **dict.fromkeys((109, 110), "an aggregate"), **dict.fromkeys((111, 112, 113, 114), "a whole model"),
+            **dict.fromkeys((117, 118, 120), "its kernel is not in the legacy dialect")}

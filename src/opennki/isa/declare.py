@@ -192,9 +192,9 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class PeWork:
-    """What an instruction does in the PE array. `stationary` names the operand that the array holds; `load` are the cycles of LoadStationary,
-    `hidden`: they overlap the MultiplyMoving before; `macs`: multiply-accumulates, of a transpose where `transpose`; `weight`: their cost
-    in units of those of bfloat16.
+    """What an instruction does in the PE array. `stationary` names the operand that the array holds; `load` are the cycles of
+    LoadStationary, `hidden`: they overlap the MultiplyMoving before; `macs`: multiply-accumulates, of a transpose where `transpose`;
+    `weight`: their cost in units of those of bfloat16.
     """
 
     stationary: str
@@ -282,8 +282,8 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
     `engine` lists the engines that can run it, the default first; `choose_engine(call, target)` picks one when the user does
     not. `cost(d, hw)` gives cycles of that engine; `d` has the bound dimensions, `d.engine`, `d.dtypes` (by operand).
     `raw(call)` says whether tiles arrive in their storage dtype. `mask_on` names the operand whose dimensions a mask counts
-    (default: the iteration space, written elements only); the body then gets `mask` as truth values or None. `positional`: the place of an
-    element in that operand has a meaning, so a mask does not narrow it but arrives as truth values.
+    (default: the iteration space, written elements only); the body then gets `mask` as truth values or None. `positional`: the place of
+    an element in that operand has a meaning, so a mask does not narrow it but arrives as truth values.
     `mask_dims` maps an operand to the mask dimension of each of its own (None: not narrowed) where they are not the same.
     `meets`: who takes part when a program waits here for others (see `isa.meeting`); the body gets the operands of all members as lists,
     and gives the value for everyone, a list with that of each member, or None for zeros.

@@ -20,26 +20,35 @@ class Constant:
     rows: tuple[int, ...] = ()
 
 
-SMALLEST = Constant(4.5, "µs", "what the smallest kernel (a load, an instruction, a store) takes of the shortest published latency of a target "
-                    "(Target.launch_floor_us); the rest is start and stop", (61,))
-DMA_DESCRIPTOR = Constant(13.0, "ns", "what a descriptor takes besides its bytes on NeuronCore-v2; the published trn2 trace of 256-byte descriptors at "
-                          "21 B/ns shows none", (24, 26, 88))
-DMA_SHORT = Constant(0.45, "of the rate", "rate of descriptors below the documented saturating size of 4 KiB on NeuronCore-v2; the same trace "
-                     "shows no loss on trn2", (24, 26, 88))
-RESIDENT_LIMIT = Constant(32768.0, "instructions", "size up to which the compiler looks for loads that loops repeat and keeps their tiles in SBUF where "
-                          "they fit: HBM traffic of published rows 2 and 8 shows that it does, that of row 24 that it does not", (2, 8, 24))
-SEMAPHORE = Constant(30.0, "ns", "end of an instruction to start of another engine that waits for it: engine_done_to_dma_trigger of the "
-                     "published trn2 trace")
-VECTOR_LATENCY = Constant(44.0, "cycles", "end of an instruction to visible result, Vector Engine: the fixed overhead of 144 cycles that AWS's own "
-                          "top-k estimate uses for dependent instructions (nki-library rotational_topk_utils.py) less the documented 100")
-SCALAR_LATENCY = Constant(100.0, "cycles", "the same for the Scalar Engine: interval of dependent one-element instructions, 264 cycles, less "
-                          "the issue interval and the documented 100 (NKI performance guide)")
-TENSOR_LATENCY = Constant(188.0, "cycles", "the same for the Tensor Engine: one cycle for each row of the array and the documented start of a "
-                          "tensor access; assumed")
+SMALLEST = Constant(
+    5.0, "µs", "what the smallest kernel (a load, an instruction, a store) takes of the shortest published latency of a target "
+    "(Target.launch_floor_us); the rest is start and stop", (61, 93))
+DMA_DESCRIPTOR = Constant(
+    13.0, "ns", "what a descriptor takes besides its bytes on NeuronCore-v2; the published trn2 trace of 256-byte descriptors at 21 B/ns "
+    "shows none", (24, 26, 88))
+DMA_SHORT = Constant(
+    0.45, "of the rate", "rate of descriptors below the documented saturating size of 4 KiB on NeuronCore-v2; the same trace shows no loss "
+    "on trn2", (24, 26, 88))
+RESIDENT_LIMIT = Constant(
+    32768.0, "instructions", "size up to which the compiler looks for loads that loops repeat and keeps their tiles in SBUF where they fit: "
+    "HBM traffic of published rows 2 and 8 shows that it does, that of row 24 that it does not", (2, 8, 24))
+SEMAPHORE = Constant(
+    30.0, "ns", "end of an instruction to start of an engine that waits for it: engine_done_to_dma_trigger of a published trace")
+VECTOR_LATENCY = Constant(
+    44.0, "cycles", "end of an instruction to visible result, Vector Engine: the fixed overhead of 144 cycles that AWS's own top-k "
+    "estimate uses for dependent instructions (nki-library rotational_topk_utils.py) less the documented 100")
+SCALAR_LATENCY = Constant(
+    100.0, "cycles", "the same for the Scalar Engine: interval of dependent one-element instructions, 264 cycles, less the issue "
+    "interval and the documented 100 (NKI performance guide)")
+TENSOR_LATENCY = Constant(
+    188.0, "cycles", "the same for the Tensor Engine: one cycle for each row of the array and the documented start of a tensor access; "
+    "assumed")
 GPSIMD_LATENCY = Constant(100.0, "cycles", "the same for GpSimd: the documented overhead of a dependent instruction")
-WINDOW = Constant(512.0, "instructions", "how far ahead of its place an instruction may be scheduled within its engine, a basic block; assumed")
+WINDOW = Constant(
+    512.0, "instructions", "how far ahead of its place an instruction may be scheduled within its engine, a basic block; assumed")
 DMA_WINDOW = Constant(256.0, "transfers", "the same for DMA, whose queues run beside each other; assumed")
-BUFFERS = Constant(4.0, "buffers", "most buffers that a tensor made in a loop gets from the compiler where memory allows; assumed")
+BUFFERS = Constant(
+    4.0, "buffers", "most buffers that a tensor made in a loop gets from the compiler where memory allows; assumed")
 
 CONSTANTS = {name: value for name, value in globals().items() if isinstance(value, Constant)}
 
@@ -61,4 +70,4 @@ def descriptor_ns(size: int, rate: float, target: Target) -> float:
     """Time of one descriptor on a DMA engine of a rate in bytes per ns."""
     if target.generation >= 3:
         return max(size, target.dma_small_bytes) / rate
-    return DMA_DESCRIPTOR.value + size / (rate if size >= target.dma_full_bytes else rate * DMA_SHORT.value)
+    return DMA_DESCRIPTOR.value + max(size, min(size / DMA_SHORT.value, target.dma_full_bytes)) / rate

@@ -25,8 +25,8 @@ PS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What one execution of an instruction takes and does. `issue`: ps until the next independent instruction; `latency`: ps more until the
-    result is visible; `load`: ps of a LoadStationary that is not hidden. `lanes`: (engine of the DMA, ps) of a transfer."""
+    """What one execution of an instruction takes and does. `issue`: ps until the next independent instruction; `latency`: ps more until
+    the result is visible; `load`: ps of a LoadStationary that is not hidden. `lanes`: (engine of the DMA, ps) of a transfer."""
 
     issue: int
     latency: int = 0
@@ -52,8 +52,8 @@ def ps(ns: float) -> int:
 
 
 def choices(instr: Instr, target: Target) -> list[tuple[int, float]]:
-    """(engine, ns) of the engines that may run an instruction, the one in the IR last: the others are those to which the compiler moves it, as
-    its declaration says."""
+    """(engine, ns) of the engines that may run an instruction, the one in the IR last: the others are those to which the compiler moves
+    it, as its declaration says."""
     decl = ISA[instr.op]
     names = [instr.engine]
     if decl.moves is not None and instr.engine == decl.engines[0]:
@@ -121,8 +121,8 @@ def _traffic(instr: Instr, share: float) -> dict[str, Any]:
 
 
 def _broadcasts(instr: Instr, target: Target) -> list[str]:
-    """Operands that repeat one partition for all. Engines have no such read: the compiler multiplies them by ones on the Tensor Engine, and where
-    the product fits a PSUM bank the instruction reads it there (published row 30)."""
+    """Operands that repeat one partition for all. Engines have no such read: the compiler multiplies them by ones on the Tensor Engine,
+    and where the product fits a PSUM bank the instruction reads it there (published row 30)."""
     decl, out = ISA[instr.op], []
     for param, value in zip(decl.params, instr.operands, strict=True):
         if isinstance(value, Access) and value.alloc.on_chip and value.shape and value.shape[0] > 1 and value.view is None and not any(

@@ -20,9 +20,9 @@ BOUND = 0.8  # a resource bounds a kernel when it is busy for this share of the 
 def estimate(kernel: Kernel, *, record: bool = False, max_rows: int = 100_000, program: tuple[int, ...] | None = None) -> Timeline:
     """How long a kernel takes on its target, by the model of docs/timing.md.
 
-    record: keep a row for each executed instruction, up to `max_rows` of them. program: the position in the launch grid of the one instance
-    to look at; None is the whole grid, on the core with the most instances (instances on one core run one after the other, cores side by side).
-    The result is deterministic. Raises NkiValueError for a program outside of the grid or a negative `max_rows`.
+    record: keep a row for each executed instruction, up to `max_rows` of them. program: the position in the launch grid of the one
+    instance to look at; None is the whole grid, on the core with the most instances (instances on one core run one after the other, cores
+    side by side). The result is deterministic. Raises NkiValueError for a program outside of the grid or a negative `max_rows`.
     """
     if max_rows < 0:
         raise NkiValueError(f"max_rows={max_rows}", operand="max_rows", rule="the number of rows is not negative",

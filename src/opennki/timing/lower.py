@@ -1,4 +1,5 @@
-"""From the Kernel IR to the program of the event loop: instructions with their numbers and cells, loops, branches, buffers that come and go."""
+"""From the Kernel IR to the program of the event loop: instructions with their numbers and cells, loops, branches, buffers that come and
+go."""
 from __future__ import annotations
 
 from typing import Any
@@ -8,7 +9,7 @@ from opennki.ir.verify import accesses, iteration_shape
 from opennki.isa.declare import ISA
 from opennki.isa.target import Target
 from opennki.timing import costs
-from opennki.timing.hoist import hoisted
+from opennki.timing.hoist import hoisted, in_order_of_need
 from opennki.timing.resident import with_resident_loads
 from opennki.timing.tensors import Body, Family, Ref, Ring, assign_buffers, reference, renames, settle, walk
 from opennki.timing.terms import Clip, Slots, Terms, slots_of
@@ -20,8 +21,8 @@ class Op:
     """An instruction. `reads` and `writes` are its cells, `chained` those that it accumulates in; `held`: the cells of the stationary
     operand; `numbers`: what one execution takes, by what a mask leaves."""
 
-    __slots__ = ("chained", "clip", "engine", "held", "index", "instr", "kind", "loc", "loops", "name", "numbers", "ordered", "ports", "reads",
-                 "shape", "table", "writes")
+    __slots__ = ("chained", "clip", "engine", "held", "index", "instr", "kind", "loc", "loops", "name", "numbers", "ordered", "ports",
+                 "reads", "shape", "table", "writes")
 
     def __init__(self, index: int, instr: Instr, engine: int) -> None:
         self.kind, self.index, self.instr, self.engine = OP, index, instr, engine
@@ -83,7 +84,7 @@ class Program:
         self.grid = [self.slots.slot(v) for v in kernel.grid]
         self.ops: list[Op] = []
         self.warnings: list[str] = []
-        stmts = hoisted(kernel.body)
+        stmts = in_order_of_need(hoisted(kernel.body))
         self._analyse(stmts)
         resident = with_resident_loads(stmts, target.sbuf_usable_bytes - self.least["sbuf"])
         if resident is not stmts:
@@ -97,8 +98,8 @@ class Program:
         self.body = self._body(stmts, ordered=False)
         for space, capacity in (("sbuf", target.sbuf_usable_bytes), ("psum", target.psum_partition_bytes)):
             if self.used[space] > capacity:
-                self.warnings.append(f"tensors alive at once need {self.used[space]} bytes of {space.upper()} per partition, {capacity} are "
-                                     "there: what the compiler would spill is not in the estimate")
+                self.warnings.append(f"tensors alive at once need {self.used[space]} bytes of {space.upper()} per partition, {capacity} "
+                                     "are there: what the compiler would spill is not in the estimate")
 
     def _analyse(self, stmts: list[Stmt]) -> None:
         self.bodies: dict[int, Body] = {}
@@ -216,7 +217,8 @@ class Program:
         return op
 
     def _ports(self, engine: int, spaces: set[str]) -> int:
-        """Bits of the memory ports that exclude another engine on NeuronCore-v2: 1 SBUF of Vector and GpSimd, 2 PSUM of Vector and Scalar."""
+        """Bits of the memory ports that exclude another engine on NeuronCore-v2: 1 SBUF of Vector and GpSimd, 2 PSUM of Vector and
+        Scalar."""
         if self.target.generation >= 3:
             return 0
         bits = 0
@@ -228,8 +230,8 @@ class Program:
 
 
 def _started(families: dict[Alloc, Family]) -> set[Instr]:
-    """Instructions that only clear a PSUM tensor which the Tensor Engine then writes: its first product of a group overwrites, so that the
-    compiler leaves them out. They take no time and do not count as uses."""
+    """Instructions that only clear a PSUM tensor which the Tensor Engine then writes: its first product of a group overwrites, so that
+    the compiler leaves them out. They take no time and do not count as uses."""
     found: set[Instr] = set()
     for alloc, family in families.items():
         if alloc.space != "psum":
@@ -253,8 +255,8 @@ def _started(families: dict[Alloc, Family]) -> set[Instr]:
 
 
 def _place(body: list[Stmt], target: Target, started: set[Instr]) -> dict[Instr, int]:
-    """The engine of each instruction. One that the compiler may move goes there where that is sooner, as long as that engine does not become the
-    busiest of all; then it goes to the one with less to do (active fractions of published rows 4, 6, 8 and 12)."""
+    """The engine of each instruction. One that the compiler may move goes there where that is sooner, as long as that engine does not
+    become the busiest of all; then it goes to the one with less to do (active fractions of published rows 4, 6, 8 and 12)."""
     load = [0.0] * len(costs.ENGINE_NAMES)
     placed: dict[Instr, int] = {}
     free: list[tuple[Instr, int, list[tuple[int, float]]]] = []

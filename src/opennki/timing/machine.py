@@ -1,7 +1,7 @@
 """The event loop: instructions in program order, each put on its engine at the earliest time that its data, buffers and engine allow.
 
-An engine is a line of time with the gaps that waiting left; an instruction may fill a gap that is not further back than the scheduling window,
-which stands for what the compiler's scheduler reorders. All times are integer picoseconds.
+An engine is a line of time with the gaps that waiting left; an instruction may fill a gap that is not further back than the scheduling
+window, which stands for what the compiler's scheduler reorders. All times are integer picoseconds.
 """
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Line:
             i = len(gaps)
             while i and gaps[i - 1][1] > ready:
                 i -= 1
-            for i in range(i, len(gaps)):
+            while i < len(gaps):
                 gap = gaps[i]
                 start = gap[0] if gap[0] > ready else ready
                 if start + length <= gap[1]:
@@ -51,6 +51,7 @@ class Line:
                     else:
                         del gaps[i]
                     return start
+                i += 1
         if ready > self.free:
             if self.window:
                 gaps.append([self.free, ready, self.count])
@@ -101,8 +102,8 @@ class Line:
         return start if first < 0 else first, self.free
 
     def repeat(self, delta: int, periods: int, since: int, each: int, moved: int) -> None:
-        """Continue as in the last period, of `each` things and length `delta`, in which the end moved by `moved`, for so many periods; the
-        loop began after number `since`.
+        """Continue as in the last period, of `each` things and length `delta`, in which the end moved by `moved`, for so many periods;
+        the loop began after number `since`.
 
         Gaps repeat as those of the last periods, the latest as they are now, older ones as they are after being filled for some periods.
         """
@@ -177,20 +178,24 @@ class Machine:
     def buffer(self, node: Buffer) -> None:
         """Take a buffer: its cells are free from the time it was released; or release it after its last use."""
         family = node.family
-        ring, base = family.ring, family.base
+        ring, base, size = family.ring, family.base, family.cells
         assert ring is not None
-        end = base + family.cells
+        seen, same, read, writer, reader = self.seen, self.same, self.read, self.writer, self.reader
+        end = base + size
         if node.kind != TAKE:
-            ring.times.append(max(max(self.read[base:end]), max(self.seen[base:end])))
+            ring.times.append(max(read[base], seen[base]) if size == 1 else max(max(read[base:end]), max(seen[base:end])))
         if node.kind != FREE:
             if ring.fresh or not ring.times:
                 ring.fresh -= ring.fresh > 0
                 at = 0
             else:
                 at = ring.times.popleft()
-            size = family.cells
-            self.seen[base:end] = self.same[base:end] = self.read[base:end] = [at] * size
-            self.writer[base:end] = self.reader[base:end] = [-1] * size
+            if size == 1:
+                seen[base] = same[base] = read[base] = at
+                writer[base] = reader[base] = -1
+            else:
+                seen[base:end] = same[base:end] = read[base:end] = [at] * size
+                writer[base:end] = reader[base:end] = [-1] * size
             if self.who is not None:
                 self.who[base:end] = [-1] * size
 
@@ -217,17 +222,23 @@ class Machine:
             self.log.clear()
             self.path.clear()
 
-    def cells(self, ref: Any) -> Any:
-        """Indices of the cells of an access, now."""
+    def touched(self, refs: list[Any]) -> list[int]:
+        """Indices of the cells of accesses, now."""
         env = self.env
-        c = ref.const
-        for slot, k in ref.terms:
-            c += k * env[slot]
-        if ref.divs or ref.table is not None:
-            c = value((ref.const, ref.terms, ref.divs), env)
-            if ref.table is not None:
-                c += ref.table[value(ref.block, env)]
-        return (c,) if ref.many is None else [c + o for o in ref.many]
+        out = []
+        for ref in refs:
+            c = ref.const
+            for slot, k in ref.terms:
+                c += k * env[slot]
+            if ref.odd:
+                c = value((ref.const, ref.terms, ref.divs), env)
+                if ref.table is not None:
+                    c += ref.table[value(ref.block, env)]
+            if ref.many is None:
+                out.append(c)
+            else:
+                out += [c + o for o in ref.many]
+        return out
 
     def step(self, op: Op) -> None:
         """Run one instruction."""
@@ -251,29 +262,29 @@ class Machine:
         hop = self.hop
         ready = 0
         cause = -1
-        used, made = [], []
-        for ref in op.reads:
-            for c in self.cells(ref):
-                used.append(c)
-                t = same[c] if writer[c] == engine else seen[c]
-                if t > ready:
-                    ready, cause = t, c
-        for ref in op.chained:
-            for c in self.cells(ref):
-                made.append(c)
+        used = self.touched(op.reads)
+        for c in used:
+            t = same[c] if writer[c] == engine else seen[c]
+            if t > ready:
+                ready, cause = t, c
+        made: list[int] = []
+        if op.chained:
+            made = self.touched(op.chained)
+            for c in made:
                 if writer[c] != engine and seen[c] > ready:
                     ready, cause = seen[c], c
                 if reader[c] != engine and read[c] + hop > ready:
                     ready, cause = read[c] + hop, c
-        for ref in op.writes:
-            for c in self.cells(ref):
-                made.append(c)
+        if op.writes:
+            written = self.touched(op.writes)
+            for c in written:
                 t = same[c] if writer[c] == engine else seen[c]
                 if t > ready:
                     ready, cause = t, c
                 t = read[c] if reader[c] == engine or reader[c] < 0 else read[c] + hop
                 if t > ready:
                     ready, cause = t, c
+            made = made + written if made else written
         issue = what.issue
         line = self.lines[engine]
         if engine == DMA:
@@ -281,7 +292,8 @@ class Machine:
             before = start
         else:
             if op.held is not None and what.load:
-                key = (*self.cells(op.held), *(seen[c] for c in self.cells(op.held)))
+                held = self.touched([op.held])
+                key = (*held, *(seen[c] for c in held))
                 if key != self.held:
                     issue += what.load
                     self.held = key
@@ -328,7 +340,7 @@ class Machine:
         if self.depth:
             self.log.append(start)
             if self.events is not None:
-                self.events.append((op, start, ready, finish, visible, shown, list(used), list(made), what))
+                self.events.append((op, start, ready, finish, visible, shown, used, made, what))
         if self.who is not None:
             self.record.add(self, op, what, start, length, visible, ready, cause, made)
 
@@ -378,7 +390,7 @@ def _groups(program: Program, lanes: list[Line]) -> list[Line]:
         if op.engine == DMA:
             shares = dict(op.numbers[None].lanes) if None in op.numbers else None
             for lane in range(len(lanes)):
-                patterns[lane].append((op.index if shares is None else shares.get(lane)))
+                patterns[lane].append(op.index if shares is None else shares.get(lane))
     first: dict[Any, int] = {}
     return [lanes[first.setdefault(tuple(p), i)] for i, p in enumerate(patterns)]
 

@@ -1,7 +1,7 @@
 """Loads that a loop repeats: the compiler keeps their tiles in SBUF where they fit. The kernel itself stays as it is.
 
-A load of a read-only tensor whose address does not depend on the index of some loop around it reads the same tiles in every iteration of that
-loop. They become one tensor with a block for each of them, made before the loop and filled in its first iteration.
+A load of a read-only tensor whose address does not depend on the index of some loop around it reads the same tiles in every iteration of
+that loop. They become one tensor with a block for each of them, made before the loop and filled in its first iteration.
 """
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def with_resident_loads(stmts: list[Stmt], room: int) -> list[Stmt]:
         if size <= room:
             room -= size
             blocks = tuple(x.trips for x in inner)
-            made = Alloc(alloc.id, alloc.name, (*blocks, *alloc.shape[alloc.pdim:]), alloc.dtype, alloc.space, alloc.kind, len(blocks), None, alloc.loc)
+            shape = (*blocks, *alloc.shape[alloc.pdim:])
+            made = Alloc(alloc.id, alloc.name, shape, alloc.dtype, alloc.space, alloc.kind, len(blocks), None, alloc.loc)
             chosen[alloc] = (made, loop, inner)
     return _rewritten(stmts, chosen) if chosen else stmts
 

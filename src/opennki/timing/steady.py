@@ -1,8 +1,8 @@
 """Steady states of loops: where iterations repeat with a constant shift, the rest of the loop is added instead of run.
 
-An iteration is described by its path (which branches were taken, what masks left) and by the start of each of its instructions relative to the
-first. Where the last iterations repeat with a period, in path, relative starts and shift alike, the state of engines and queues relative to each other
-repeats too, so the following iterations do the same, as long as
+An iteration is described by its path (which branches were taken, what masks left) and by the start of each of its instructions relative
+to the first. Where the last iterations repeat with a period, in path, relative starts and shift alike, the state of engines and queues
+relative to each other repeats too, so the following iterations do the same, as long as
 
 * conditions and masks that depend on the loop index decide the same way in them (all of them are evaluated),
 * tensors from outside of the loop whose cells move with the index were ready, or become ready, no later than the repetition says.
@@ -111,7 +111,8 @@ class Watch:
         return periods * p
 
     def _settled(self, before: Any, events: list[Any], delta: int) -> bool:
-        """Whether the last period used no gap from before the loop, which would end, and moved each line by the whole shift or not at all."""
+        """Whether the last period used no gap from before the loop, which would end, and moved each line by the whole shift or not at
+        all."""
         machine = self.machine
         for event in events:
             op, start, what = event[0], event[1], event[8]
@@ -229,7 +230,8 @@ def _ready(machine: Machine, moving: list[Any], delta: int, periods: int) -> int
 
 def _by_loop(written: dict[int, tuple[int, int]], cell: int, delta: int) -> bool:
     """Whether the loop itself writes a cell on its way."""
-    return any(step and (cell - base) % step == 0 and (cell - base) // step > 0 for base, (step, _) in written.items()) if len(written) < 64 else False
+    return len(written) < 64 and any(step and (cell - base) % step == 0 and (cell - base) // step > 0
+                                     for base, (step, _) in written.items())
 
 
 def _binding(machine: Machine, cell: int, op: Any, ready: int) -> bool:

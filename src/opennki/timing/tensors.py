@@ -1,13 +1,15 @@
 """Tensors as the event loop sees them: cells that carry times, scopes in which a tensor lives, and how many buffers it has.
 
-A tensor is cut into cells along the borders of its accesses, so that two tiles share a cell only where they overlap (or where the cells would
-be too many). Its scope is the innermost body of statements in which all accesses lie and in each run of which its contents are new: block
-dimensions that a loop index alone selects, and scratch tensors that each iteration of an affine loop overwrites, make the loop body the
-scope. In each run of the scope the tensor gets one of the buffers that tensors of its size share there; the buffer is free again after the last use.
-"""
+A tensor is cut into cells along the borders of its accesses, so that two tiles share a cell only where they overlap (or where the cells
+would be too many). Its scope is the innermost body of statements in which all accesses lie and in each run of which its contents are new:
+block dimensions that a loop index alone selects, and scratch tensors that each iteration of an affine loop overwrites, make the loop body
+the scope. In each run of the scope the tensor gets one of the buffers that tensors of its size share there; the buffer is free again
+after the last use. """
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from math import ceil, gcd, prod
 from typing import Any
 
@@ -51,6 +53,11 @@ class Ring:
         self.live = self.count = self.fresh = 1
         self.times: deque[int] = deque()
 
+    def most(self, factor: int) -> int:
+        """The most buffers that are of use: what a directive of the loop says, else `factor` times those alive at once."""
+        asked = _factor(self.body)
+        return self.live * (asked or factor)
+
 
 class Family:
     """A tensor: its cells are `base` to `base + cells` of the machine's lists. `ring` is None where its memory is its own."""
@@ -72,12 +79,13 @@ class Family:
 class Ref:
     """The cells that an access touches: `const` + terms (+ each of `many`), or those of the block that `table` maps to."""
 
-    __slots__ = ("block", "const", "divs", "family", "many", "table", "terms")
+    __slots__ = ("block", "const", "divs", "family", "many", "odd", "table", "terms")
 
     def __init__(self, family: Family, const: int, terms: Any, divs: Any, many: tuple[int, ...] | None) -> None:
         self.family, self.const, self.terms, self.divs, self.many = family, const, terms, divs, many
         self.table: list[int] | None = None
         self.block: Any = None
+        self.odd = bool(divs)
 
 
 def walk(stmts: list[Stmt], owner: Any, parent: Body | None, at: int, bodies: dict[int, Body], families: dict[Alloc, Family],
@@ -119,13 +127,14 @@ def _position(scope: Body, body: Body, index: int) -> int:
 
 
 def settle(kernel: Kernel, families: dict[Alloc, Family], homes: dict[Alloc, Body], top: Body) -> list[Family]:
-    """Give every tensor that orders instructions its scope and cells; returns them. Parameters that are only read, constants and results that
-    are only written order nothing."""
+    """Give every tensor that orders instructions its scope and cells; returns them. Parameters that are only read, constants and results
+    that are only written order nothing."""
     kept, size = [], 0
     physical: dict[Any, int] = {}
     for family in families.values():
         alloc = family.alloc
-        if not family.uses or not alloc.on_chip and (not any(u[2] for u in family.uses) or not any(u[1] for u in family.uses)):
+        one_way = not any(u[2] for u in family.uses) or not any(u[1] for u in family.uses)
+        if not family.uses or (one_way and not alloc.on_chip):
             family.cells = 0
             continue
         home = homes.get(alloc, top)
@@ -303,13 +312,13 @@ def reference(family: Family, access: Access, slots: Slots) -> Ref | None:
     const, terms, divs = slots.compile(expr)
     ref = Ref(family, const, terms, divs, tuple(offsets) if len(offsets) > 1 else None)
     if table is not None:
-        ref.table, ref.block = table, slots.compile(block)
+        ref.table, ref.block, ref.odd = table, slots.compile(block), True
     return ref
 
 
 def renames(family: Family, access: Access, ref: Ref, body: Body, index: int) -> bool:
-    """Whether a write begins a new version of a tensor, which the compiler gives another buffer: it overwrites the whole tensor, after the first
-    use, in the body that is the scope (or in a loop of one trip in it)."""
+    """Whether a write begins a new version of a tensor, which the compiler gives another buffer: it overwrites the whole tensor, after
+    the first use, in the body that is the scope (or in a loop of one trip in it)."""
     if family.ring is None or access.view is not None or any(d.dyn is not None for d in access.dims):
         return False
     if family.cells != (1 if ref.many is None else len(ref.many)):
@@ -355,21 +364,37 @@ def assign_buffers(bodies: list[Body], target: Target) -> tuple[list[Ring], dict
             by_body[id(biggest.body)].remove(biggest)
             spilled[space] += 1
         order = sorted((b for b in bodies if id(b) in by_body), key=lambda b: -b.nest)
-        for factor in range(2, round(constants.BUFFERS.value) + 1):
+        most = round(constants.BUFFERS.value)
+        for factor in range(2, most + 1):
             for body in order:
-                group = by_body[id(body)]
-                limit = _factor(body)
-                before = [r.count for r in group]
-                for r in group:
-                    r.count = r.live * (min(factor, limit) if limit else factor)
-                if _demand(bodies, by_body) > capacity:
-                    for r, count in zip(group, before, strict=True):
-                        r.count = count
+                _grow(bodies, by_body, body, capacity, partial(_times, most, factor))
+        for body in order:
+            for ring in by_body[id(body)]:
+                _grow(bodies, by_body, body, capacity, partial(_one_more, most, ring))
         if not spilled[space]:
             used[space] = _demand(bodies, by_body)
     for r in rings:
         r.fresh = r.count
     return rings, used, least
+
+
+def _times(most: int, factor: int, ring: Ring) -> int:
+    return min(ring.most(most), ring.live * factor)
+
+
+def _one_more(most: int, only: Ring, ring: Ring) -> int:
+    return min(ring.most(most), ring.count + (ring is only))
+
+
+def _grow(bodies: list[Body], by_body: dict[int, list[Ring]], body: Body, capacity: int, wanted: Callable[[Ring], int]) -> None:
+    """Give the rings of a body more buffers, if they fit."""
+    group = by_body[id(body)]
+    before = [r.count for r in group]
+    for ring in group:
+        ring.count = max(ring.count, wanted(ring))
+    if _demand(bodies, by_body) > capacity:
+        for ring, count in zip(group, before, strict=True):
+            ring.count = count
 
 
 def _factor(body: Body) -> int:

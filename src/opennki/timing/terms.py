@@ -48,8 +48,8 @@ def slots_of(terms: Terms) -> set[int]:
 
 
 class Clip:
-    """The part of an iteration space that a mask leaves, as the number of elements along each dimension. Predicates over several dimensions
-    at once (a diagonal) narrow nothing: an engine streams the whole tile."""
+    """The part of an iteration space that a mask leaves, as the number of elements along each dimension. Predicates over several
+    dimensions at once (a diagonal) narrow nothing: an engine streams the whole tile."""
 
     __slots__ = ("boxes", "scalars", "shape")
 
@@ -59,8 +59,7 @@ class Clip:
         self.boxes: list[tuple[Terms, int, int]] = []
         for pred in preds:
             moving = [(j, s) for j, s in enumerate(pred.strides) if s and shape[j] > 1]
-            lo, hi = pred.expr.range({})
-            least = lo + sum(min(0, s * (shape[j] - 1)) for j, s in moving)
+            least = pred.expr.range({})[0] + sum(min(0, s * (shape[j] - 1)) for j, s in moving)
             if least >= 0:
                 continue
             base = slots.compile(pred.expr)

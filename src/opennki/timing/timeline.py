@@ -98,8 +98,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Arithmetic. `macs`: multiply-accumulates of matrix products without transposes; `transpose_macs`: those that the Tensor Engine spends
-    on transposes; `adjusted_macs`: both in units of bf16 throughput (float32 counts 4, fp8 double row 0.5); counts of instructions."""
+    """Arithmetic. `macs`: multiply-accumulates of matrix products without transposes; `transpose_macs`: those that the Tensor Engine
+    spends on transposes; `adjusted_macs`: both in units of bf16 throughput (float32 counts 4, fp8 double row 0.5); counts of
+    instructions."""
 
     macs: int = 0
     transpose_macs: int = 0
@@ -129,9 +130,9 @@ class Roofline:
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """The estimate for one program instance of a kernel. `bounds` are times in ns below which each resource alone cannot get, `bound_by`
-    is the largest of them, or "dependencies" or "launch" where none of them explains most of the latency. `rows` is empty unless they were
-    recorded; `truncated` counts what the limit of rows left out. `instructions` were executed in the model's sense, `simulated` of them one
-    by one (the others in steady states of loops)."""
+    is the largest of them, or "dependencies" or "launch" where none of them explains most of the latency. `rows` is empty unless they
+    were recorded; `truncated` counts what the limit of rows left out. `instructions` were executed in the model's sense, `simulated` of
+    them one by one (the others in steady states of loops)."""
 
     kernel: str
     target: str
