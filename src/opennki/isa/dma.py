@@ -141,7 +141,7 @@ def dma_transpose(src: T[Array, In("P F*", _BULK, indirect=True)], *,
 
 
 @instruction(
-    engine="dma", family="dma", source="api_legacy: isa._tiled_offloaded_memcpy", limits=(), raw=True,
+    engine="dma", family="dma", source="api_legacy: isa._tiled_offloaded_memcpy", limits=(), raw=True, dma_share=lambda d, hw: 1.0,
     surface="internal",
     cost=lambda d, hw: cost.dma(hw, hw.partitions, max(cost.tile_bytes(d, "src"), cost.tile_bytes(d, "dst"))))
 def tiled_offloaded_memcpy(*, src: T[Array, In("P F*", _BULK)], dst: T[Array, Out("P F*", _BULK)],

@@ -292,7 +292,7 @@ def _check_all_reduce(c: Any, target: Any) -> None:
 
 @instruction(
     engine="dma", family="collective", source="api_legacy: language.all_reduce", surface="language",
-    meets=meeting.programs_along,
+    meets=meeting.programs_along, dma_share=lambda d, hw: 0.5,
     results=(Result(shape="x", dtype="x"),), raw=lambda c: _bitwise(c.op), check=_check_all_reduce,
     cost=lambda d, hw: cost.dma(hw, d.P, cost.tile_bytes(d, "x"), 0.5))
 def all_reduce(x: T[Any, In("P F*", ON_CHIP)], op: T[str, Op(_REDUCIBLE)],

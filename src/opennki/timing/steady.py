@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from opennki.timing.lower import Loop
     from opennki.timing.machine import Machine
 
-PERIODS = (1, 2, 3, 4, 6, 8)
+LONGEST = 32  # iterations of the longest period that is looked for
 LARGEST = 1 << 21  # values of a condition that are evaluated at once
 
 
@@ -33,9 +33,9 @@ class Watch:
 
     def __init__(self, machine: Machine, node: Loop) -> None:
         self.machine, self.node = machine, node
-        self.signs: list[Any] = []
+        self.signs: list[int] = []
         self.bases: list[int] = []
-        self.runs = dict.fromkeys(PERIODS, 0)
+        self.runs = [0] * (LONGEST + 1)
         self.candidate = 0
         self.snapshot: Any = None
         self.wait = 0
@@ -50,20 +50,18 @@ class Watch:
         if len(log) == mark:
             return 0
         base = log[mark]
-        self.signs.append(([t - base for t in log[mark:]], machine.path[turn:]))
+        self.signs.append(hash((tuple([t - base for t in log[mark:]]), tuple(machine.path[turn:]))))
         self.bases.append(base)
-        k = len(self.signs) - 1
-        if k > 2 * PERIODS[-1]:
-            self.signs[k - 2 * PERIODS[-1] - 1] = None
-        found = 0
-        for p in PERIODS:
-            if k >= 2 * p and self.signs[k - p] == self.signs[k] and (
-                    self.bases[k] - self.bases[k - p] == self.bases[k - p] - self.bases[k - 2 * p]):
-                self.runs[p] += 1
-                if self.runs[p] >= 2 * p and not found:
+        signs, bases, runs = self.signs, self.bases, self.runs
+        k = len(signs) - 1
+        sign, found = signs[k], 0
+        for p in range(1, min(LONGEST, k // 2) + 1):
+            if signs[k - p] == sign and bases[k] - bases[k - p] == bases[k - p] - bases[k - 2 * p]:
+                runs[p] += 1
+                if runs[p] >= 2 * p and not found:
                     found = p
-            else:
-                self.runs[p] = 0
+            elif runs[p]:
+                runs[p] = 0
                 if p == self.candidate:
                     self._drop()
         if self.snapshot is not None:
@@ -107,7 +105,7 @@ class Watch:
             self.first = len(self.signs) + (p << min(self.failed, 12))
             return 0
         _apply(machine, node, before, events, moving, delta, periods, advance, self.begin)
-        machine.log += (delta, periods)
+        machine.path += (delta, periods)
         return periods * p
 
     def _settled(self, before: Any, events: list[Any], delta: int) -> bool:
