@@ -30,7 +30,7 @@ DMA_SHORT = Constant(
     0.45, "of the rate", "rate of descriptors below the documented saturating size of 4 KiB on NeuronCore-v2; the same trace shows no loss "
     "on trn2", (24, 26, 88))
 RESIDENT_LIMIT = Constant(
-    32768.0, "instructions", "size up to which the compiler looks for loads that loops repeat and keeps their tiles in SBUF where they fit: "
+    32768.0, "instructions", "size up to which the compiler looks for loads that loops repeat and keeps their tiles in SBUF if they fit: "
     "HBM traffic of published rows 2 and 8 shows that it does, that of row 24 that it does not", (2, 8, 24))
 SEMAPHORE = Constant(
     30.0, "ns", "end of an instruction to start of an engine that waits for it: engine_done_to_dma_trigger of a published trace")

@@ -107,7 +107,6 @@ class Line:
 
         Gaps repeat as those of the last periods, the latest as they are now, older ones as they are after being filled for some periods.
         """
-        shift = delta * periods
         if self.gaps and each:
             known = max(0, min(3, (self.count - since) // each - 2))  # the oldest age that is taken as settled
             ages: list[list[Gap]] = [[] for _ in range(known + 1)]
@@ -125,7 +124,6 @@ class Line:
                 kept += [[g[0] + steps * delta, g[1] + steps * delta, g[2] + steps * each] for g in ages[source]]
             self.gaps = kept
         self.free += moved * periods
-        self.until += shift
         self.count += each * periods
 
 
