@@ -1,4 +1,4 @@
-"""The command line: `opennki run | ops | trace | compare | inspect | doctor`."""
+"""The command line: `opennki run | ops | trace | compare | memory | inspect | doctor`."""
 
 from __future__ import annotations
 
@@ -316,6 +316,30 @@ def compare(
     made = _loaded(kernel, args, arg, lambda loaded, positional, named: run(_kernel(loaded, target, grid), positional, named, seed))
     print(made.text)
     raise typer.Exit(0 if made.equal else 1)
+
+
+@app.command()
+def memory(
+    kernel: Annotated[str, typer.Argument(help="script.py:kernel")],
+    args: Annotated[str, typer.Option("--args", help='Arguments, with commas: "128x512:float32, 3"')] = "",
+    arg: Annotated[list[str] | None, typer.Option("--arg", help="One argument; may be repeated.")] = None,
+    target: Annotated[str | None, typer.Option(help="trn1, trn2, inf2, ...")] = None,
+    grid: Annotated[str, typer.Option(help='Launch grid, such as "4,2"')] = "",
+    svg: Annotated[str | None, typer.Option("--svg", help="Also draw the map into this file.")] = None,
+    as_json: Annotated[str | None, typer.Option("--json", help="Also write the map into this file, as JSON.")] = None,
+) -> None:
+    """Show where the tensors of a kernel live in SBUF and PSUM, over program order.
+
+    Arguments as for `opennki trace`. Exit status 1 where a memory is too small, with what is alive at its fullest point.
+    """
+    from opennki.tools.memory import memory_of, show, write
+
+    made = _loaded(kernel, args, arg, lambda loaded, positional, named: memory_of(_kernel(loaded, target, grid), positional, named))
+    show(made)
+    try:
+        write(made, svg, as_json)
+    except OSError as exc:
+        raise _fail(f"cannot write {' and '.join(f for f in (svg, as_json) if f)}: {exc.strerror}") from None
 
 
 @app.command()

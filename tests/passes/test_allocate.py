@@ -9,6 +9,7 @@ import neuronxcc.nki.language as nl
 from opennki.errors import NkiValueError
 from opennki.isa import target as targets
 from opennki.passes.allocate import allocate
+from opennki.passes.inplace import in_place
 from opennki.passes.memory_map import capacity
 
 X = np.zeros((512, 64), np.float32)
@@ -34,9 +35,10 @@ def check(memory):
                     if name == "psum":
                         assert (p.size > bank and address % bank == 0) or address // bank == (address + p.size - 1) // bank
             placed += [(alloc, where, r) for r in p.regions()]
+        shared = in_place(memory.kernel, memory.live)
         for n, (a, i, r) in enumerate(placed):
             for b, j, s in placed[:n]:
-                assert a is b or not i.meets(j) or not r.meets(s), (a.name, b.name)
+                assert a is b or not i.meets(j) or not r.meets(s) or (shared.get(a) is b and r == s), (a.name, b.name)
     return memory
 
 
@@ -146,6 +148,35 @@ def test_short_tiles_move_to_later_quadrants_only_where_full_columns_do_not_fit(
         return traced(run, np.zeros((4, width), np.float32))
     assert {p.start_partition for _, p, _ in check(allocate(kernel(4096))).of("sbuf")} == {0}
     assert {p.start_partition for _, p, _ in check(allocate(kernel(30000))).of("sbuf")} == {0, 32, 64, 96}
+
+
+@pytest.mark.parametrize("width, chain", [(20000, 1), (20000, 4), (15000, 2)])
+def test_results_take_the_place_of_operands_where_memory_is_short(width, chain):
+    def kernel(x):
+        out = nl.ndarray((128, width), dtype=x.dtype, buffer=nl.shared_hbm)
+        a = nl.load(x)
+        b = nl.load(x)
+        c = nl.add(a, b)
+        for _ in range(chain - 1):
+            c = nl.exp(c)
+        nl.store(out, c)
+        return out
+    memory = check(allocate(traced(kernel, np.zeros((128, width), np.float32))))
+    addresses = [p.address for _, p, _ in memory.of("sbuf")]
+    if width == 20000:
+        assert len(set(addresses)) == 2 and len(addresses) == 2 + chain
+    else:
+        assert len(set(addresses[:3])) == 3, "with room for three there is no need"
+
+
+def test_what_is_read_again_keeps_its_place():
+    def kernel(x):
+        out = nl.ndarray((128, 20000), dtype=x.dtype, buffer=nl.shared_hbm)
+        a, b = nl.load(x), nl.load(x)
+        nl.store(out, nl.add(nl.add(a, b), nl.multiply(a, b)))
+        return out
+    with pytest.raises(NkiValueError, match="alive at once"):
+        allocate(traced(kernel, np.zeros((128, 20000), np.float32)))
 
 
 def test_the_stack_allocator_gives_back_from_the_top():

@@ -3,8 +3,9 @@
 Placements that the kernel asks for (`ncc.sbuf.alloc`, `mod_alloc`, their PSUM forms) stay as they are. The others are packed so that no
 two tensors that are alive together meet. Tensors made in a loop body get several buffers where there is room, so that iterations
 overlap: as many as `multi_buffer(n)` asks for, else up to four; one under `no_reorder()`. In PSUM a tile lies within one bank, or starts
-at one, and tensors get banks of their own while there are enough. Where full columns do not fit, tiles of at most 64 partitions that no
-instruction reads together with another tile may start at a later quadrant.
+at one, and tensors get banks of their own while there are enough. Where full columns do not fit, results take the place of operands that
+are not read again (`passes.inplace`), and tiles of at most 64 partitions that no instruction reads together with another tile may start
+at a later quadrant.
 Sources: api_legacy neuronxcc.nki.compiler; seeds "Alloc Decorators"; sizes and alignments from `isa.target`.
 """
 from __future__ import annotations
@@ -22,6 +23,7 @@ from opennki.isa.target import Target
 from opennki.lang.placement import start_partitions
 from opennki.passes.clobber import clobbered
 from opennki.passes.contract import contracted
+from opennki.passes.inplace import in_place
 from opennki.passes.liveness import Interval, Liveness, liveness
 from opennki.passes.memory_map import MEMORIES, MemoryMap, Peak, Placement, bytes_per_partition, capacity, tile
 from opennki.passes.pack import Item, pack, stack
@@ -102,7 +104,7 @@ class _Memory:
             return None
         for alloc in self.direct:
             self.out.placements[alloc] = self._direct(alloc)
-        return None if self._attempt({}, False) or self._attempt({}, True) else self._error(self._peak())
+        return None if self._attempt({}, False) or self._last_resorts() else self._error(self._peak())
 
     def _single(self, alloc: Alloc, whole: bool) -> int:
         blocks, _, size = tile(alloc)
@@ -146,7 +148,14 @@ class _Memory:
                 if self._attempt(copies, False, whole):
                     self._note(asked, copies)
                     return True
-        return self.memory == "sbuf" and self.allocator != "stack" and self._attempt({}, True)
+        return self._last_resorts()
+
+    def _last_resorts(self) -> bool:
+        """What is tried where nothing else fits: results in the place of their operands, short tiles at later quadrants, both."""
+        if self.allocator == "stack":
+            return self._attempt({}, False, share=True)
+        ways = ((False, True), (True, False), (True, True)) if self.memory == "sbuf" else ((False, True),)
+        return any(self._attempt({}, quadrants, share=share) for quadrants, share in ways)
 
     def _tries(self, asked: dict[Alloc, int], free: dict[Alloc, int]) -> Iterator[tuple[int, dict[Alloc, int]]]:
         caps = _caps(asked)
@@ -186,12 +195,19 @@ class _Memory:
                 self.out.notes += (f"{alloc.name or repr(alloc)}{where} has {got} of the {wanted} buffers that multi_buffer asks for: "
                                    f"{self.memory.upper()} has no room for more",)
 
-    def _attempt(self, copies: dict[Alloc, int], quadrants: bool, whole: bool = False) -> bool:
+    def _attempt(self, copies: dict[Alloc, int], quadrants: bool, whole: bool = False, share: bool = False) -> bool:
         fixed = [Item((a.id, n), self.live.intervals[a], r.size, r.partitions, address=r.address, start=r.start_partition, fixed=True)
                  for a in self.direct for n, r in enumerate(self.out.placements[a].regions())]
         movable = _movable(self.out.kernel) if quadrants else frozenset()
         shapes = {a: self._item(a, copies.get(a, 1), a in movable, whole) for a in self.auto}
-        items = [*fixed, *(item for item, _ in shapes.values())]
+        merged = in_place(self.out.kernel, self.live) if share else {}
+        for alloc in sorted((a for a in self.auto if a in merged), key=lambda a: self.live.intervals[a].start):
+            # operands come first, so that chains end up in one item
+            item, mine = shapes[merged[alloc]][0], shapes[alloc][0]
+            item.interval = Interval(item.interval.start, mine.interval.end)
+            item.starts = item.starts if len(item.starts) < len(mine.starts) else mine.starts
+            shapes[alloc] = item, shapes[alloc][1]
+        items = [*fixed, *{id(item): item for item, _ in shapes.values()}.values()]
         if not (stack if self.allocator == "stack" else pack)(items, self.room):
             return False
         for alloc, (item, stride) in shapes.items():
