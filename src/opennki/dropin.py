@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -52,6 +53,7 @@ MODULES: dict[str, str] = {
     f"{_NKI}.compiler.backends.neuron.NumpyKernel": f"{_HERE}.backend_kernels",
     f"{_NKI}.compile": f"{_HERE}.compile",
     f"{_NKI}._jax": f"{_HERE}.jax_bridge",
+    f"{_NKI}._torch_xla": f"{_HERE}.torch_xla_bridge",
     f"{_NKI}.nccl": f"{_HERE}.nccl",
     f"{_NKI}.nccl.collectives": f"{_HERE}.nccl",
     f"{_NKI}.distributed": f"{_HERE}.distributed",
@@ -82,7 +84,7 @@ for _name, _ours in MODULES.items():
 # Stand-ins for what drivers of frameworks import, served by the finder that comes last: real packages win.
 _TORCH = "opennki.dialects.torch_shims"
 SHIMS: dict[str, str] = {
-    "torch_xla": "",
+    "torch_xla": f"{_TORCH}.torch_xla",
     "torch_xla.core": "",
     "torch_xla.core.xla_model": f"{_TORCH}.xla_model",
     "torch_neuronx": f"{_TORCH}.torch_neuronx",
@@ -189,6 +191,18 @@ def really_installed(name: str, witness: str, skip: tuple[MetaPathFinder, ...] =
     return spec is not None
 
 
+def _example(name: str) -> ModuleSpec | None:
+    """`neuronxcc.nki.docs.examples.<tutorial>.<file>`, under which drivers of published tutorials import the file that lies beside
+    them; None for another name, or where there is no such file."""
+    parts = name.removeprefix(f"{_NKI}.docs").split(".")
+    if not name.startswith(f"{_NKI}.docs") or parts[1:2] not in ([], ["examples"]) or len(parts) > 4:
+        return None
+    if len(parts) < 4:
+        return ModuleSpec(name, _Loader(""), origin="opennki", is_package=True)
+    file = Path(sys.path[0] or ".", f"{parts[3]}.py")
+    return importlib.util.spec_from_file_location(name, file) if file.is_file() else None
+
+
 class Served(MetaPathFinder):
     """Serves `neuronxcc` and its modules."""
 
@@ -206,8 +220,9 @@ class Served(MetaPathFinder):
         if ours is not None:
             # A package, so that `from module import name` asks here for a name that it does not have.
             return ModuleSpec(name, _Loader(ours), origin="opennki", is_package=True)
-        if _asked_only():
-            return None
+        example = _example(name)
+        if example is not None or _asked_only():
+            return example
         raise NotYetModule(name)
 
     def _ours(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
