@@ -164,6 +164,9 @@ class Settings:
     strict_platform: bool = _setting(
         "OPENNKI_STRICT_PLATFORM", _flag(), default=False,
         doc="JAX: accept the neuron platform only, as the vendor does, and refuse cpu.")
+    xla_host: bool = _setting(
+        "OPENNKI_XLA_HOST", _flag(), default=False,
+        doc="PyTorch/XLA on the CPU: run kernels through the host, and not inside of XLA's programs.")
     torch_dtypes: tuple[str, ...] = _setting(
         "OPENNKI_TORCH_DTYPES", _Kind(_parse_pairs, "pairs such as float8_e4m3fn=float8_e4m3, with commas between them"), default=(),
         shown="each dtype is that of the same name",

@@ -90,6 +90,12 @@ def _drop_locals(exc: BaseException) -> None:
         pending += [link.__cause__, link.__context__, *(link.exceptions if isinstance(link, BaseExceptionGroup) else ())]
 
 
+def count_kept() -> int:
+    """How many exceptions were kept so far: it has grown where a kernel has failed since."""
+    with _lock:
+        return max(_kept, default=0)
+
+
 def cause_of(error: BaseException | str) -> BaseException | None:
     """The exception that a runtime's error reports, by the token in its text; None if it is not one of ours.
 

@@ -16,6 +16,7 @@ from opennki.errors import NkiError, NkiTypeError, NkiValueError
 from tests.bind import kernels as k
 from tests.bind.kernels import nki, nl
 
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 X, Y = torch.from_numpy(k.numbers(64, 16)), torch.from_numpy(k.numbers(64, 16, seed=1))
 
 
@@ -158,6 +159,8 @@ def test_arguments_in_containers_and_constants_of_many_kinds(compiled):
 
     options = Options(3.0)
     assert torch.equal(compiled(lambda x, y: kernel([x, x], {"y": y}, sizes=(1, 4)))(X, Y), ((X + Y) * 4).bfloat16())
+    if VERSION < (2, 10):
+        return  # dynamo of older versions takes no frozen dataclass for a constant
     f = compiled(lambda x, y: kernel((x,), {"y": y}, dtype=nl.float32, options=options))
     assert torch.equal(f(X, Y), (X + Y) * 3)
 

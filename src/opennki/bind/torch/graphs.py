@@ -13,6 +13,7 @@ import torch
 
 from opennki.bind.torch.dtypes import checked_name
 from opennki.bind.torch.kernel import Launch, PyTorchXLAKernel
+from opennki.kernels.compiling import constant_result
 from opennki.trace.kernel import DeclTensor, Output
 
 TENSOR, ITEMS, CONSTANT = "opennki.tensor", "opennki.items", "opennki.constant"
@@ -24,14 +25,14 @@ def trace_call(kernel: Any, grid: Any, args: Any, kwargs: Any) -> Any:
     tensors: list[Any] = []
     specs = [_spec(value, tensors) for value in args]
     named = [_spec(value, tensors) for value in kwargs.values()]
-    if not tensors or kernel.mode not in _MODES:
+    if not tensors or kernel.mode not in _MODES or (tensors[0].device.type == "xla" and not _xla_is_handled()):
         return _outside(kernel, grid, args, kwargs)
     payload, printing, order, written, homes, rest, fresh, count, returns = kernel.plan_in_graph(
         grid, len(specs), tuple(kwargs), *specs, *named)
     operands = [tensors[i] for i in order]
     values: list[Any] = [None] * count
     graded = torch.is_grad_enabled() and any([t.requires_grad for t in operands])
-    if not written or graded:
+    if not written or graded or operands[0].device.type == "xla":
         if printing:
             values = torch.ops.opennki.call_printing.default(operands, payload)
         elif graded:
@@ -81,6 +82,14 @@ def _assembled(returns: Any, values: Any) -> Any:
         return returns[1]
     items = [_assembled(item, values) for item in returns[1:]]
     return items if kind == "list" else tuple(items)
+
+
+@constant_result
+def _xla_is_handled() -> bool:
+    """Whether kernels on XLA tensors can be part of a graph."""
+    from opennki.bind.torch_xla import bridge
+
+    return bridge.handled()
 
 
 @torch._disable_dynamo

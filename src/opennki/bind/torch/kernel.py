@@ -58,8 +58,8 @@ class Launch:
     def written(self, tensors: list[Any]) -> list[Any]:
         """The results of a kernel that writes parameters: those tensors themselves, changed, and the new ones."""
         plan = self.plan
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            # new values with a history, copied into the tensors as by any in-place operation of torch
+        if tensors[plan.written[0]].device.type == "xla" or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+            # new values, with a history where one is wanted, copied into the tensors as by any in-place operation of torch
             values = list(ops.invoke(tensors, self.payload, self.prints))
             for operand, home in zip(plan.written, plan.homes, strict=True):
                 values[home] = tensors[operand].copy_(values[home])
@@ -147,16 +147,14 @@ class PyTorchXLAKernel(FrameworkKernel):
         tensors = [value for value in leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
         places = {t.device.type for t in tensors}
         if "xla" in places:
-            return self.call_xla(args, kwargs, places)
-        if not places <= {"cpu", "meta"}:
+            from opennki.bind.torch_xla import bridge  # registers the ops of XLA tensors
+
+            bridge.one_device(self.func_name, tensors)
+        elif not places <= {"cpu", "meta"}:
             raise NkiValueError(
                 f"{self.func_name} is called with tensors on {', '.join(sorted(places))}", loc=UNKNOWN,
                 rule="kernels run on tensors of the CPU, or of an XLA device", fix="move the tensors with .cpu()")
         return self.launch(*_declared(args, kwargs))(tensors)
-
-    def call_xla(self, args: tuple[Any, ...], kwargs: dict[str, Any], places: set[str]) -> Any:
-        """The custom call of PyTorch/XLA."""
-        raise NkiTypeError(f"{self.func_name} is called with tensors of an XLA device", rule="tensors on the CPU")
 
     def launch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launch:
         """The specialisation for a call whose tensors are DeclTensors, each an object of its own."""
