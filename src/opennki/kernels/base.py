@@ -65,8 +65,10 @@ class TraceKernel:
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.func)
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+    def __set_name__(self, owner: type, name: str) -> None:
+        # a method of the class in whose body it stands; with __get__ here, dynamo of torch before 2.10 takes the kernel that is an
+        # attribute of a module for a descriptor
+        setattr(owner, name, _Method(self))
 
     def __getitem__(self, grid: Any) -> Any:
         if compiling.in_dynamo():
@@ -220,6 +222,16 @@ class TraceKernel:
             native=native if level.level != "full" else None,
         )
         return finish(kernel, arrays, outputs, news)
+
+
+class _Method:
+    """A kernel in the body of a class: `object.kernel` passes the object as first argument, as for a function."""
+
+    def __init__(self, kernel: TraceKernel) -> None:
+        self.kernel = kernel
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self.kernel if instance is None else functools.partial(self.kernel, instance)
 
 
 def finish(

@@ -75,7 +75,7 @@ def tables(library: str = LIBRARY) -> list[tuple[int, int, list[int]]]:
 
     found = []
     for low, high, _, _ in data:
-        words = np.frombuffer((C.c_char * (high - low)).from_address(low), np.uint64)
+        words = np.frombuffer(memoryview((C.c_char * (high - low)).from_address(low)), np.uint64)
         if len(words) < 64:
             continue
         size, extension, version, nothing, numbers = (words[i: len(words) - 48 + i] for i in range(5))
