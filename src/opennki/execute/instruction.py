@@ -10,7 +10,7 @@ import numpy as np
 
 from opennki.execute import abi
 from opennki.execute.calls import Call
-from opennki.execute.program import Program, compile_values, is_special, leaves
+from opennki.execute.program import Program, compile_values, in_order, is_special, leaves
 from opennki.execute.record import TRANSLATOR, Sym, Unsupported, const, tile
 from opennki.interpret.steps import Operand, Plan
 from opennki.interpret.views import View
@@ -74,7 +74,7 @@ class Instruction:
             if 0 in view.shape:
                 continue
             out, result = self.out(view), const(v)
-            if result.kind == "tile" and self.place(result.source) == self.place(out.source):
+            if result.kind == "tile" and self.place(result.source) == self.place(out.source) and _kept(result, out, view.access.dtype):
                 continue  # it stays as it is
             self.pairs.append((out, result))
         for i, (one, _) in enumerate(self.pairs):
@@ -136,7 +136,9 @@ class Instruction:
         if op.zero is not None:
             raise Unsupported("a mask on an operand")
         self.views.append(view)
-        made = tile(len(self.views) - 1, view.shape, view.strides, view.dtype, self.plan.decl.raw(self.info()))
+        # what is stored as tfloat32 is rounded, bits or not
+        raw = self.plan.decl.raw(self.info()) and view.access.dtype != "tfloat32"
+        made = tile(len(self.views) - 1, view.shape, view.strides, view.dtype, raw)
         return made if op.fit is None else made.reshape(op.fit)
 
     def info(self) -> Any:
@@ -237,6 +239,11 @@ class Instruction:
                 self.lowering.broken.append(Broken(view, axis))
                 base = self.lowering.linear(view.access.dims[axis].base)
                 call.bounds.append((base, tuple(strides), size, len(self.lowering.broken)))
+
+
+def _kept(result: Sym, out: Sym, dtype: str) -> bool:
+    """Whether a tile that is stored where it was loaded from keeps its bits: in its own order, as bits or as floats that float32 has."""
+    return in_order(out, result) and (result.raw or abi.DTYPES.get(dtype, 99) < abi.DTYPES["tfloat32"])
 
 
 def _extent(view: View, base: int) -> tuple[int, int]:

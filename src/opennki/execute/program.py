@@ -53,10 +53,15 @@ def compile_values(program: Program, pairs: list[tuple[Sym, Sym]], fused: bool =
     """Native calls that store values in their tiles: (kind, descriptor, operands in order, iteration space)."""
     if not pairs:
         return
-    for out, value in pairs:
+    for _, value in pairs:
         for leaf in leaves(value):
-            if leaf.kind == "tile" and not program.apart(out.source, leaf.source):
-                raise Unsupported("a result that overlaps an operand")
+            if leaf.kind != "tile":
+                continue
+            for out, _ in pairs:
+                if not program.apart(out.source, leaf.source):
+                    raise Unsupported("a result that overlaps an operand")
+                if program.same(out.source, leaf.source) and not in_order(out, leaf):
+                    raise Unsupported("a result in another order than an operand in its place")
     if len(pairs) == 1 and not fused:
         out, value = pairs[0]
         made = _product(program, out, value) or _special(program, out, value)
@@ -66,6 +71,17 @@ def compile_values(program: Program, pairs: list[tuple[Sym, Sym]], fused: bool =
             yield made
             return
     yield Elementwise(program, pairs).made()
+
+
+def in_order(out: Sym, leaf: Sym) -> bool:
+    """Whether an operand that has the place of a result is walked in the order of the result."""
+    if out.size != leaf.size:
+        return False
+    try:
+        walk = strides_of(out.shape, out.strides, leaf.shape)
+    except Unsupported:
+        return False
+    return all(n == 1 or a == b for n, a, b in zip(leaf.shape, leaf.strides, walk, strict=True))
 
 
 def leaves(value: Sym) -> Iterator[Sym]:
