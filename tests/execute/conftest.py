@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes as C
 
 import pytest
+from tests.execute import native
 
 from opennki import settings
 from opennki.execute import build
@@ -21,4 +22,5 @@ def native_levels():
         best = build.cpu_level()
         folder = settings.current().cache_dir / "native"
     family = next((row for row in build.LEVELS.values() if best in row), (best,))
-    return {name: C.CDLL(str(build.compile_library(cc, flags, folder, name))) for name, flags in family[family.index(best):]}
+    below = [(name, flags) for name, flags in family[family.index(best) :] if name in native.LEVELS]
+    return {name: C.CDLL(str(build.compile_library(cc, flags, folder, name))) for name, flags in below}

@@ -1,7 +1,8 @@
 """The native library: found in the package, or compiled on first use, or not there.
 
-Wheels carry it prebuilt. From a checkout it is compiled once by the C compiler that is there, into the cache folder, under a name made of
-the sources, the flags, the compiler and the level of the CPU. Without a compiler everything runs on the interpreter.
+Wheels carry it prebuilt, for each level of CPU (`lib/`, made by `python -m opennki.execute.build FOLDER` when the wheel is built). From a
+checkout it is compiled once by the C compiler that is there, into the cache folder, under a name made of the sources, the flags, the
+compiler and the level of the CPU. Without a compiler everything runs on the interpreter.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,10 +27,13 @@ from opennki.execute import abi
 from opennki.isa.scalar import C_PRELUDE, SCALAR
 
 SOURCES = Path(__file__).parent / "native"
+PREBUILT = Path(__file__).parent / "lib"
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wextra",
          "-Wno-unknown-pragmas", "-pthread")
 LEVELS = {"x86_64": (("v4", ("-march=x86-64-v4", "-mprefer-vector-width=512")), ("v3", ("-march=x86-64-v3",)), ("v1", ())),
           "aarch64": (("v8", ()),)}  # fmt: skip
+NEEDS = {"v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}, "v3": {"avx2", "fma", "bmi2", "f16c"}, "v1": set[str]()}
+"""What a CPU has to have for a level, as /proc/cpuinfo names it."""
 
 
 class Library(NamedTuple):
@@ -56,21 +62,31 @@ def functions_header() -> str:
 
 def cpu_level() -> tuple[str, tuple[str, ...]]:
     """Name and compiler flags of the best level that this CPU has."""
-    machine = platform.machine().lower()
-    levels = LEVELS.get({"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine), (("generic", ()),))
+    levels = levels_here()
     if len(levels) == 1:
         return levels[0]
-    have = _cpu_flags()
-    needs = {"v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}, "v3": {"avx2", "fma", "bmi2", "f16c"}, "v1": set[str]()}
+    have = cpu_features()
     wanted = settings.current().cpu_level
     for name, flags in levels:
-        if needs[name] <= have and (wanted is None or name <= wanted):
+        if NEEDS[name] <= have and (wanted is None or name <= wanted):
             return name, flags
     return levels[-1]
 
 
+def machine() -> str:
+    """The architecture of this machine, under one name."""
+    name = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+
+
+def levels_here() -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Names and compiler flags of the levels of this architecture, the best one first."""
+    return LEVELS.get(machine(), (("generic", ()),))
+
+
 @functools.cache
-def _cpu_flags() -> frozenset[str]:
+def cpu_features() -> frozenset[str]:
+    """What the system says that the CPU has."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -93,23 +109,60 @@ def library() -> Library:
 
 @functools.lru_cache(maxsize=8)
 def _load(level: str, flags: tuple[str, ...], cache: str) -> Library:
+    prebuilt = PREBUILT / file_name(level)
+    if prebuilt.exists():
+        try:
+            return _opened(prebuilt, "in the package", level)
+        except OSError as exc:  # for another system: the compiler may help
+            print(f"opennki: {prebuilt} cannot be loaded: {exc}", file=sys.stderr)
     cc = compiler()
     if cc is None:
-        return Library(None, "no C compiler found: kernels run on the interpreter", level)
+        why = "no C compiler found (gcc or clang, or a wheel with the native code, helps): kernels run on the interpreter"
+        return Library(None, why, level)
     try:
         path = compile_library(cc, flags, Path(cache) / "native", level)
-        lib = C.CDLL(str(path))
-        if lib.nki_abi() != abi.ABI:
-            return Library(None, f"the library has ABI {lib.nki_abi()}, and {abi.ABI} is wanted", level)
-    except (OSError, subprocess.SubprocessError, AttributeError) as exc:
+        return _opened(path, f"compiled by {cc}", level)
+    except (OSError, subprocess.SubprocessError) as exc:
         return Library(None, f"the native library could not be built: {exc}", level)
-    return Library(lib, f"compiled by {cc}", level)
+
+
+def _opened(path: Path, origin: str, level: str) -> Library:
+    """The library of a file. Raises OSError."""
+    lib = C.CDLL(str(path))
+    try:
+        found = int(lib.nki_abi())
+    except AttributeError as exc:
+        raise OSError(str(exc)) from None
+    if found != abi.ABI:
+        return Library(None, f"the library {path} has ABI {found}, and {abi.ABI} is wanted", level)
+    return Library(lib, origin, level)
+
+
+def file_name(level: str) -> str:
+    """Name of a prebuilt library."""
+    return f"nki-{machine()}-{level}.so"
+
+
+def build_all(folder: Path) -> list[Path]:
+    """Compile the library for every level of this architecture into a folder: what a wheel carries. Raises OSError."""
+    cc = compiler()
+    if cc is None:
+        raise OSError("no C compiler found")
+    made = []
+    with tempfile.TemporaryDirectory() as work:
+        for level, flags in levels_here():
+            target = folder / file_name(level)
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(compile_library(cc, flags, Path(work), level), target)
+            made.append(target)
+    return made
 
 
 def compile_library(cc: str, flags: tuple[str, ...], folder: Path, level: str, extra: tuple[str, ...] = ()) -> Path:
-    """Compile the sources, unless that has been done; returns the library. Safe when several processes do it at once."""
+    """Compile the sources, unless that has been done; returns the library. Of several processes that want it at once, one compiles."""
     header = functions_header()
-    sources = sorted(SOURCES.glob("*.c"))
+    # the large ones first, so that no processor waits for the last of them
+    sources = sorted(SOURCES.glob("*.c"), key=lambda path: -path.stat().st_size)
     digest = hashlib.sha256(repr((FLAGS, flags, extra, cc, _version(cc), header)).encode())
     for path in sorted(SOURCES.glob("*.[ch]")):
         digest.update(path.name.encode() + path.read_bytes())
@@ -117,19 +170,39 @@ def compile_library(cc: str, flags: tuple[str, ...], folder: Path, level: str, e
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
+    with _lock(folder / f"{target.stem}.lock"):
+        if not target.exists():
+            _compile(cc, (*FLAGS, *flags, *extra), header, sources, target)
+    return target
+
+
+def _compile(cc: str, flags: tuple[str, ...], header: str, sources: list[Path], target: Path) -> None:
+    folder = target.parent
     if sys.stderr.isatty():  # it takes some seconds, and happens once
-        print(f"opennki: compiling native code for this CPU into {folder} (once)", file=sys.stderr)
+        print(f"opennki: compiling native code for this CPU into {folder} (once, some 10 s)", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         (Path(work) / "functions.h").write_text(header, encoding="ascii")
         out = Path(work) / "lib.so"
         includes = (f"-I{work}", f"-I{SOURCES}")
         objects = [Path(work) / f"{path.stem}.o" for path in sources]
         with ThreadPoolExecutor(min(len(sources), os.cpu_count() or 1)) as pool:  # one source after the other takes 15 s
-            jobs = [(cc, *FLAGS, *flags, *extra, *includes, "-c", str(c), "-o", str(o)) for c, o in zip(sources, objects, strict=True)]
+            jobs = [(cc, *flags, *includes, "-c", str(c), "-o", str(o)) for c, o in zip(sources, objects, strict=True)]
             list(pool.map(_run, jobs))
-        _run((cc, *FLAGS, "-shared", *flags, *extra, *map(str, objects), "-lm", "-o", str(out)))
+        _run((cc, *flags, "-shared", *map(str, objects), "-lm", "-o", str(out)))
         os.replace(out, target)
-    return target
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """One process at a time; without locks on this system, all of them."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed, or its process ends
+        yield
 
 
 def _run(command: tuple[str, ...]) -> None:
@@ -141,3 +214,8 @@ def _run(command: tuple[str, ...]) -> None:
 @functools.cache
 def _version(cc: str) -> str:
     return subprocess.run([cc, "--version"], capture_output=True, text=True, timeout=30).stdout.partition("\n")[0]
+
+
+if __name__ == "__main__":
+    for path in build_all(Path(sys.argv[1])):
+        print(path)
