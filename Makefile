@@ -14,11 +14,11 @@ TORCH ?= torch==2.13.0
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-jax lint format types stubs bench mutate clean
+.PHONY: help setup demo test test-jax lint format types stubs bench mutate sanitize wheel fuzz clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
-	@echo "make lint | types | stubs | bench | mutate | format | clean"
+	@echo "make lint | types | stubs | bench | mutate | sanitize | wheel | fuzz | format | clean"
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -71,6 +71,18 @@ bench: $(VENV)/.installed
 # A sample of the mutants; scripts/mutate.py --help tells how to run all of them.
 mutate: $(VENV)/.installed $(VENV)/.torch
 	$(PY) scripts/mutate.py --limit 10
+
+# The tests of native code under the address and undefined-behaviour sanitizers; scripts/sanitize.sh without `quick` runs all of them.
+sanitize: $(VENV)/.installed
+	PYTHON=$(abspath $(PY)) scripts/sanitize.sh quick
+
+# A wheel with native code for every level of CPU in dist/, tried in a new environment without a compiler.
+wheel: $(VENV)/.installed
+	PYTHON=$(abspath $(PY)) scripts/wheel.sh
+
+# Random kernels by native code and by the interpreter: make fuzz ARGS='--minutes 60 --seed 1000'
+fuzz: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(PY) scripts/fuzz_executor.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-# ruff: noqa: E402, F401, I001
+# ruff: noqa: F401, I001
 """Whether an installed wheel runs kernels by the native code that it carries, without a compiler: run by the Python that has it.
 
     python scripts/check_wheel.py

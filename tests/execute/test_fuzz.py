@@ -142,6 +142,52 @@ bound1=t3.tile(4, 1)[d0, d1], reduce_cmd=0, reduce_op='maximum', range_start=36,
 dma_copy(dst=t2, src=t5, oob_mode=0, dge_mode=3)
 outputs(t2)
 """, {"p0": "normal"}),
+    # a copy that goes through float32 changes large integers, also where it copies a tile onto itself
+    "a copy onto itself": ("""
+t1 = param.shared_hbm(uint32, (8, 2), name='p0')
+t2 = shared_hbm(uint32, (8, 2))
+t3 = sbuf(uint32, (8, 2))
+dma_copy(dst=t3, src=t1, oob_mode=0, dge_mode=3)
+t3 = scalar.tensor_copy_dynamic_src(src=t3)
+dma_copy(dst=t2, src=t3, oob_mode=0, dge_mode=3)
+outputs(t2)
+""", {"p0": "bits"}),
+    # the bits of an integer stored as tfloat32 are rounded
+    "bits stored as tfloat32": ("""
+t1 = param.shared_hbm(int32, (8, 65), name='p0')
+t2 = shared_hbm(tfloat32, (8, 65))
+t3 = sbuf(int32, (8, 65))
+dma_copy(dst=t3, src=t1, oob_mode=0, dge_mode=3)
+t4 = sbuf(tfloat32, (8, 65))
+t4 = vector.tensor_copy(src=t3.bitcast(tfloat32).tile(8, 65)[d0, d1])
+dma_copy(dst=t2, src=t4, oob_mode=0, dge_mode=3)
+outputs(t2)
+""", {"p0": "bits"}),
+    # an operand in the place of the result, but not in its order
+    "a transposition in place": ("""
+t1 = param.shared_hbm(float32, (8, 8), name='p0')
+t2 = shared_hbm(float32, (8, 8))
+t3 = sbuf(float32, (8, 8))
+dma_copy(dst=t3, src=t1, oob_mode=0, dge_mode=3)
+t3 = dma.dma_transpose(src=t3, dge_mode=0)
+dma_copy(dst=t2, src=t3, oob_mode=0, dge_mode=3)
+outputs(t2)
+""", {"p0": "normal"}),
+    # two results that share elements: the later one counts
+    "results that overlap": ("""
+t1 = param.shared_hbm(uint8, (64, 1), name='p0')
+t2 = param.shared_hbm(int16, (128, 1), name='p1')
+t3 = shared_hbm(int16, (128, 1))
+t4 = sbuf(uint8, (64, 1))
+dma_copy(dst=t4, src=t1, oob_mode=0, dge_mode=3)
+t5 = psum(int16, (128, 1))
+dma_copy(dst=t5, src=t2, oob_mode=0, dge_mode=3)
+t6 = register.register(float32, (128, 1), name='scalar_acc')
+t5.tile(64, 1)[d0, d1] = scalar.activation_reduce(op='sigmoid', data=t4, reduce_op='maximum', reduce_res=t5.tile(64, 1)[d0 + 46, d1], \\
+scale=5, regs=t6.tile(64, 1)[d0, d1])
+dma_copy(dst=t3, src=t5, oob_mode=0, dge_mode=3)
+outputs(t3)
+""", {"p0": "special", "p1": "small"}),
 }  # fmt: skip
 
 
