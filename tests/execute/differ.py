@@ -58,13 +58,21 @@ def _function(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Product(np.ndarray):
-    """An array whose products are the library's."""
+    """An array whose products are the library's: their order of additions depends on the dtype that the operands have in memory (`of`)."""
+
+    of = "float32"
+
+    def __array_finalize__(self, parent: Any) -> None:
+        self.of = getattr(parent, "of", "float32")
 
     def __matmul__(self, other: Any) -> Any:
-        a, b = (np.ascontiguousarray(np.asarray(x), np.float32) for x in (self.T, other))
-        (k, m), n = a.shape, b.shape[1]
+        kinds = self.of, getattr(other, "of", "float32")
+        arrays = [np.ascontiguousarray(np.asarray(x), np.float32) for x in (self.T, other)]
+        (k, m), n = arrays[0].shape, arrays[1].shape[1]
+        a, b = (dtypes.from_float32(x, of) for x, of in zip(arrays, kinds, strict=True))
         out = np.empty((m, n), np.float32)
-        what = abi.Matmul(k, m, n, 0, 0, (4 * m, 4), (4 * n, 4), (4 * n, 4), 0, 0)
+        strides = [(x.itemsize * x.shape[1], x.itemsize) for x in (a, b, out)]
+        what = abi.Matmul(k, m, n, *(abi.DTYPES[of] for of in kinds), *strides, 0, 0)
         lib = library.best()
         lib.nki_mm_scratch.restype = C.c_size_t
         held = np.empty(int(lib.nki_mm_scratch(C.byref(what))) + 64, np.uint8)
@@ -73,6 +81,20 @@ class _Product(np.ndarray):
         return out
 
 
+def _reader(dtype: str) -> Callable[[Any], Any]:
+    """`dtypes.reader`, whose arrays know what they were."""
+    read = _plain_reader(dtype)
+
+    def remembered(array: Any) -> Any:
+        made = read(array).view(_Product)
+        made.of = dtype
+        return made
+
+    return remembered if dtype in NARROW else read
+
+
+_plain_reader = dtypes.reader
+NARROW = ("bfloat16", "float16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2")
 _BODIES = Translator(np, {tensor_engine._float32: lambda x: np.ascontiguousarray(x, np.float32).view(_Product)}, _function)
 _native: dict[str, Any] = {}
 
@@ -85,9 +107,11 @@ def library_functions() -> Iterator[None]:
         _native.update({name: replace(decl, body=_BODIES.body(name)) for name, decl in before.items()})
     try:
         ISA.update(_native)
+        dtypes.reader = _reader
         yield
     finally:
         ISA.update(before)
+        dtypes.reader = _plain_reader
 
 
 # ---- values --------------------------------------------------------------------------------------------------------------

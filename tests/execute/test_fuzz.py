@@ -183,7 +183,7 @@ dma_copy(dst=t4, src=t1, oob_mode=0, dge_mode=3)
 t5 = psum(int16, (128, 1))
 dma_copy(dst=t5, src=t2, oob_mode=0, dge_mode=3)
 t6 = register.register(float32, (128, 1), name='scalar_acc')
-t5.tile(64, 1)[d0, d1] = scalar.activation_reduce(op='sigmoid', data=t4, reduce_op='maximum', reduce_res=t5.tile(64, 1)[d0 + 46, d1], \\
+t5.tile(64, 1)[d0, d1] = scalar.activation_reduce(op='sigmoid', data=t4, reduce_op='maximum', reduce_res=t5.tile(64, 1)[d0 + 46, d1], \
 scale=5, regs=t6.tile(64, 1)[d0, d1])
 dma_copy(dst=t3, src=t5, oob_mode=0, dge_mode=3)
 outputs(t3)
