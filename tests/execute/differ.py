@@ -95,7 +95,7 @@ def _reader(dtype: str) -> Callable[[Any], Any]:
 
 _plain_reader = dtypes.reader
 NARROW = ("bfloat16", "float16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2")
-_BODIES = Translator(np, {tensor_engine._float32: lambda x: np.ascontiguousarray(x, np.float32).view(_Product)}, _function)
+_BODIES = Translator(np, {tensor_engine._float32: lambda x: np.asanyarray(x, np.float32).view(_Product)}, _function)
 _native: dict[str, Any] = {}
 
 
