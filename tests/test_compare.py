@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from opennki.cli import app
+from opennki.execute import abi, build
 
 SCRIPT = """
 import neuronxcc.nki as nki
@@ -49,6 +50,14 @@ def test_the_first_instruction_that_differs_is_named(script):
     done = run(f"{script}:powers", "--args", "128x512:float32")
     assert done.exit_code == 1
     assert "first difference: activation" in done.output and "grown = nl.exp(tile)" in done.output
+    assert "which is expected: exp may differ" in done.output
+
+
+def test_a_difference_that_nothing_explains_is_called_an_error(script, monkeypatch):
+    assert build.library().lib is not None  # its functions have the right numbers
+    monkeypatch.setitem(abi.FUNCTIONS, "add", abi.FUNCTIONS["subtract"])
+    done = run(f"{script}:add", "--args", "128x64:float32, 128x64:float32")
+    assert done.exit_code == 1 and "which is an error" in done.output and "nl.load(a) + nl.load(b)" in done.output
 
 
 def test_wrong_words(script):

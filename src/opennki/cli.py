@@ -309,7 +309,9 @@ def compare(
 ) -> None:
     """Run a kernel by native code and by the interpreter, on random values, and say where they first differ.
 
-    Arguments as for `opennki trace`. Exit status 0 where all results have the same bits, 1 where they differ.
+    Names the first instruction, with its source line, whose native form changes a bit of a result, and whether that is one that may differ
+    (docs/executor.md). Arguments as for `opennki trace`. Exit status 0 where all results have the same bits, 1 where they differ or the
+    kernel has an error, 2 for wrong words.
     """
     from opennki.tools.compare import compare as run
 

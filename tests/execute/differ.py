@@ -34,15 +34,11 @@ from opennki.isa.bodies import Translator
 from opennki.isa.declare import ISA
 
 REFERENCE = Checks.of({"masked": "error", **dict.fromkeys(("race", "repeated", "carried", "accumulate", "unwritten", "capacity"), "off")})
-APPROXIMATE = frozenset(
-    "power exp log sin cos tan arctan tanh sigmoid silu silu_dx softplus mish erf erf_dx gelu gelu_dx gelu_apprx_tanh "  # noqa: SIM905
-    "gelu_apprx_sigmoid".split()
-)
 
 
 # ---- the interpreter with the library's functions ------------------------------------------------------------------------
 def _function(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    if name not in APPROXIMATE:
+    if name not in abi.APPROXIMATE:
         return plain
 
     def function(*args: Any, out: Any = None) -> Any:

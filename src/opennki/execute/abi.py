@@ -19,6 +19,12 @@ DTYPES: dict[str, int] = {
 FUNCTIONS: dict[str, int] = {name: i for i, name in enumerate(sorted(SCALAR))}
 """Numbers of the scalar functions, as functions.h has them."""
 
+APPROXIMATE = frozenset({
+    "arctan", "cos", "erf", "erf_dx", "exp", "gelu", "gelu_apprx_sigmoid", "gelu_apprx_tanh", "gelu_dx", "log", "mish", "power", "sigmoid",
+    "silu", "silu_dx", "sin", "softplus", "tan", "tanh",
+})  # fmt: skip
+"""Functions whose last bits may differ from the interpreter's, within the bounds of docs/executor.md."""
+
 LOAD, LOAD_RAW, STORE, STORE_RAW, CONST, FUNC, SELECT, PRED, INDEX, FOLD, ROUND, EXACT = range(12)
 
 

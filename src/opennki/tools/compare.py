@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from opennki.execute import abi
 from opennki.execute.executor import coverage, executor_of
 from opennki.interpret.checks import Checks, tape_of
 from opennki.interpret.simulate import simulate
-from opennki.ir.nodes import Kernel
+from opennki.ir.nodes import Instr, Kernel
 from opennki.isa import dtypes
+from opennki.isa.declare import ISA
 from opennki.trace.kernel import DeclTensor
 
 
@@ -124,4 +126,15 @@ def _first(ir: Kernel, arrays: list[np.ndarray], wanted: list[np.ndarray], count
     instr = executor.lowering.seen[high - 1]
     loc = ir.loc(instr.loc)
     source = loc.source() if loc is not None else ""
-    return f"first difference: {instr.op}, at {loc}" + (f"\n    {source}" if source else "")
+    return f"first difference: {instr.op}, at {loc}" + (f"\n    {source}" if source else "") + _documented(instr)
+
+
+def _documented(instr: Instr) -> str:
+    """What docs/executor.md says of an instruction whose results need not be the same; empty where they have to be."""
+    if ISA[instr.op].family == "matmul":
+        return "\nwhich is expected: the products are added in another order than BLAS adds them in (docs/executor.md)"
+    names = sorted({v for v in instr.operands if isinstance(v, str) and v in abi.APPROXIMATE})
+    if names:
+        return f"\nwhich is expected: {', '.join(names)} may differ in the last places (docs/executor.md has the bounds)"
+    return "\nwhich is an error: please report it with this kernel"
+

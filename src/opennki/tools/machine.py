@@ -47,6 +47,35 @@ def executor() -> str:
     return f"native, level {found.level}, {found.origin}" if found.lib is not None else f"interpreter: {found.origin}"
 
 
+def cpu() -> str:
+    """The levels of CPU that native code is made for and that this one has, and what else of it native code asks for."""
+    from opennki.execute import build
+
+    have = build.cpu_features()
+    levels = [name for name, _ in build.levels_here() if build.NEEDS.get(name, set()) <= have]
+    best = build.NEEDS.get(levels[0], set()) if levels else set()
+    extra = {name for name in have if name.startswith(("amx", "avx512_bf16", "avx512_fp16", "avx_vnni"))}
+    return f"{build.machine()}, levels {', '.join(levels) or 'none'}; {', '.join(sorted(best | extra)) or 'no features known'}"
+
+
+def threads() -> str:
+    """Threads that native code uses."""
+    try:
+        return f"{settings.current().num_threads} for native code (OPENNKI_NUM_THREADS)"
+    except settings.SettingsError as exc:
+        return f"not known: {exc.message}"
+
+
+def caches() -> str:
+    """Where compiled code is kept, and how much there is."""
+    try:
+        folder = settings.current().cache_dir
+    except settings.SettingsError as exc:
+        return f"not known: {exc.message}"
+    files = [path.stat().st_size for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    return f"{folder}: {len(files)} files, {sum(files) / 2**20:.1f} MiB"
+
+
 def machine() -> list[tuple[str, str]]:
     """System, processor, cores that this process may use, memory."""
     model = platform.processor() or platform.machine()
@@ -69,7 +98,10 @@ def machine() -> list[tuple[str, str]]:
         ("processor", model),
         ("cores", f"{usable} usable of {os.cpu_count()}"),
         ("memory", memory),
+        ("features", cpu()),
         ("executor", executor()),
+        ("threads", threads()),
+        ("cache", caches()),
     ]
 
 
