@@ -286,4 +286,5 @@ def test_doctor_shows_versions_settings_and_machine():
     assert status == 0 and __version__ in out and "numpy" in out and "cores" in out
     assert all(row.name in out for row in settings.describe())
     assert "fast" in out and "'x' is not legal" in out
-    assert "levels" in out and "threads" in out and "executor" in out and "files" in out
+    status, out, _ = opennki("doctor", COLUMNS="200")
+    assert status == 0 and "levels" in out and "for native code (OPENNKI_NUM_THREADS)" in out and " files, " in out and "executor" in out
