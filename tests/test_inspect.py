@@ -7,48 +7,32 @@ import contextlib
 import io
 import json
 import os
-import random
-import re
 import subprocess
 import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
-from typer.testing import CliRunner
+from tests.inspect_files import (
+    JAX,
+    OTHER,
+    PAYLOAD,
+    SRC,
+    XLA,
+    add,
+    hlo,
+    into,
+    invoke,
+    masked,
+    message,
+    mlir,
+    module,
+    number,
+    payloads,
+    varint,
+)
 
 import opennki.dialects.neuronxcc as nki
-import opennki.dialects.neuronxcc.language as nl
-import opennki.dialects.neuronxcc.typing as nt
-from opennki.cli import app
-from opennki.kernels.framework import UnifiedKernel
-from opennki.tools import hlo_reader, inspect
+from opennki.tools import hlo_reader
 from opennki.tools.hlo_reader import UnreadableFile, find_calls
-
-SRC = Path(__file__).parent.parent / "src"
-JAX, XLA = hlo_reader.TARGETS
-F32 = np.float32
-
-
-def add(a, b, scale=2.0):
-    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
-    nl.store(out, nl.load(a) + nl.load(b) * scale)
-    return out
-
-
-def into(x: nt.mutable_tensor, y):
-    """x is changed; its old value plus y is returned, and it."""
-    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    tile = nl.load(x)
-    nl.store(out, tile + nl.load(y))
-    nl.store(x, tile * 2.0)
-    return out, x
-
-
-A = np.zeros((4, 8), F32)
-PAYLOAD = UnifiedKernel(add, platform_target="trn2").dump_config(A, A).backend_config
-OTHER = UnifiedKernel(into, platform_target="trn1").dump_config(A, A).backend_config
-
 
 @pytest.fixture
 def shown(tmp_path):
@@ -60,22 +44,6 @@ def shown(tmp_path):
         return invoke(str(path), *args)
 
     return run
-
-
-def invoke(*args, **kwargs):
-    done = CliRunner().invoke(app, ["inspect", *args], **kwargs)
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.stdout, done.stderr
-
-
-def masked(out):
-    """Output without the size and digest of payloads, which hold line numbers of this file."""
-    return re.sub(r"\d+ bytes, sha256 [0-9a-f]{16}", "N bytes, sha256 ...", out)
-
-
-def payloads(data):
-    kind, calls = find_calls(data if isinstance(data, bytes) else data.encode())
-    return kind, [(c.target, c.payload.decode(), c.problem) for c in calls]
 
 
 # ---- what JAX writes ----
@@ -164,32 +132,6 @@ def test_bytecode_without_jax(shown, tmp_path, monkeypatch):
 # ---- text by hand ----
 
 
-def mlir(config, target=JAX):
-    return f"""module @m {{
-  func.func public @main(%arg0: tensor<4x8xf32>) -> tensor<4x8xf32> {{
-    %0 = stablehlo.custom_call @Sharding(%arg0) {{backend_config = "unrelated"}} : (tensor<4x8xf32>) -> tensor<4x8xf32>
-    %1 = stablehlo.custom_call @{target}(%0, %0) {{{config}, mhlo.frontend_attributes = {{a = "b, backend_config = y"}}}} : () -> ()
-    %2 = stablehlo.custom_call @Sharding(%1) {{backend_config = "unrelated"}} : (tensor<4x8xf32>) -> tensor<4x8xf32>
-    return %2 : tensor<4x8xf32>
-  }}
-}}
-"""
-
-
-def hlo(config, target=XLA, before=""):
-    target = f'custom_call_target="{target}"'
-    called = f"""custom-call(%custom-call.1, %p0.1), {before}{target}, output_to_operand_aliasing={{{{0}}: (1, {{}})}}"""
-    return f"""HloModule m, entry_computation_layout={{(f32[4,8]{{1,0}})->f32[4,8]{{1,0}}}}
-
-ENTRY %main (p0.1: f32[4,8]) -> f32[4,8] {{
-  %p0.1 = f32[4,8]{{1,0}} parameter(0), metadata={{op_name="custom-call(\\"x"}}
-  %custom-call.1 = f32[4,8]{{1,0}} custom-call(%p0.1), custom_call_target="Sharding", backend_config="unrelated"
-  %custom-call.2 = (f32[4,8]{{1,0}}, /*index=1*/f32[4]{{0}}) {called}, metadata={{op_name="backend_config=\\"no\\""}}{config}
-  ROOT %r = f32[4,8]{{1,0}} custom-call(%custom-call.2), custom_call_target="Sharding", backend_config="unrelated"
-}}
-"""
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -263,36 +205,6 @@ def test_calls_without_a_payload(text, problem, shown):
 
 
 # ---- protobuf by hand ----
-
-
-def varint(n):
-    out = bytearray()
-    while n > 127:
-        out.append(n & 127 | 128)
-        n >>= 7
-    return bytes([*out, n])
-
-
-def number(field, n):
-    return varint(field << 3) + varint(n)
-
-
-def message(field, data):
-    data = data.encode() if isinstance(data, str) else data
-    return varint(field << 3 | 2) + varint(len(data)) + data
-
-
-def instruction(name, opcode, *extra):
-    shape = number(2, 11) + message(3, b"\4\x08")
-    return message(2, message(1, name) + message(2, opcode) + message(3, shape) + number(35, 1) + b"".join(extra))
-
-
-def module(*calls, padding=0):
-    """An HloModuleProto with calls (target, backend_config) in two computations."""
-    body = instruction("p.1", "parameter", message(7, "metadata")) * (1 + padding)
-    body += b"".join(instruction(f"call.{i}", "custom-call", message(28, t), message(43, c)) for i, (t, c) in enumerate(calls))
-    computations = message(3, message(1, "other") + instruction("a", "add")) + message(3, message(1, "main") + body + number(5, 7))
-    return message(1, "jit_f") + message(2, "main") + computations + number(5, 3)
 
 
 def test_protobufs(shown):
@@ -443,99 +355,3 @@ def test_as_a_command(tmp_path):
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("1: add\n") and done.stdout.endswith("outputs(t1)\n")
     done = subprocess.run([*command, "-"], input="nothing here", capture_output=True, text=True, env=env, timeout=120)
     assert done.returncode == 1 and done.stderr == "opennki: -: this text has no call of an NKI kernel\n"
-
-
-# ---- speed and hostile files ----
-
-
-class Counted(bytes):
-    """Bytes that count how much of them is searched backwards."""
-
-    searched = 0
-
-    def rfind(self, needle, start=0, end=None):
-        Counted.searched += (len(self) if end is None else end) - start
-        return super().rfind(needle, start, end)
-
-
-@pytest.mark.parametrize("piece", [
-    f'custom_call_target="{JAX}" ', f'call_target_name = "{JAX}" ', f"custom_call @{JAX} ", f"custom_call @{JAX}(",
-    f'custom_call @{JAX} {{"', f'{JAX} "',
-    f'custom_call_target="{JAX}", a="\\', f'"\\"{JAX}', f'custom_call @"{JAX}" {{backend_config = {{',
-    f'custom-call( custom_call_target="{JAX}" (',
-])  # fmt: skip
-def test_hostile_text_is_gone_through_a_fixed_number_of_times(piece, monkeypatch):
-    scanned = 0
-    token = hlo_reader._TOKEN
-
-    class Token:
-        def search(self, data, position):
-            nonlocal scanned
-            m = token.search(data, position)
-            scanned += (len(data) if m is None else m.end()) - position
-            return m
-
-    monkeypatch.setattr(hlo_reader, "_TOKEN", Token())
-    data = Counted(piece.encode() * 3000)
-    Counted.searched = 0
-    find_calls(data)
-    assert scanned + Counted.searched <= 4 * len(data)
-
-
-def test_large_files(monkeypatch):
-    filler = '  %x.{} = f32[4,8]{{1,0}} add(%x.1, %x.2), metadata={{op_name="jit(f)/add" stack_frame_id=2}}\n'
-    body = "".join(filler.format(i) for i in range(1000)) * 240
-    text = (hlo(f', backend_config="{PAYLOAD}"') + body + hlo(f', backend_config="{PAYLOAD}"')).encode()
-    assert len(text) > 20 << 20
-    read = 0
-    token = hlo_reader._TOKEN
-
-    class Token:
-        def search(self, data, position):
-            nonlocal read
-            read += 1
-            return token.search(data, position)
-
-    monkeypatch.setattr(hlo_reader, "_TOKEN", Token())
-    assert len(payloads(text)[1]) == 2 and read < 1000  # only the calls are taken apart
-    data = module((JAX, PAYLOAD), padding=300_000)
-    assert len(data) > 11 << 20
-    wire = []
-    monkeypatch.setattr(hlo_reader, "_Wire", lambda d, make=hlo_reader._Wire: wire.append(make(d)) or wire[-1])
-    assert len(payloads(data)[1]) == 1 and wire[0].read < 400_000  # instructions without the target are skipped whole
-
-
-def hostile(rng, samples):
-    data = bytearray(rng.choice(samples))
-    for _ in range(rng.choice([1, 1, 2, 6])):
-        at = rng.randrange(min(len(data), rng.choice([500, 5000])) + 1)
-        kind = rng.randrange(4)
-        if kind == 0 and at < len(data):
-            data[at] = rng.choice([rng.randrange(256), *b'a{}"=\\,:(<\n'])
-        elif kind == 1:
-            data[at : at + rng.randrange(16)] = rng.choice([b"", b'"', b"{", b"\\", b"custom_call_target=", JAX.encode(), rng.randbytes(2)])
-        elif kind == 2:
-            del data[at : at + rng.randrange(1, 40)]
-        else:
-            other = rng.choice(samples)
-            start = rng.randrange(len(other))
-            data[at:at] = other[start : start + rng.randrange(40)]
-    return bytes(data[: rng.randrange(len(data) + 1)] if rng.random() < 0.2 else data)
-
-
-def test_hostile_files_are_refused_or_shown(monkeypatch):
-    monkeypatch.setattr(hlo_reader, "_text_of_bytecode", lambda module: module.decode("latin-1").encode())
-    configs = [f'backend_config = "{PAYLOAD}"', f'mhlo.backend_config = {{opaque = "{PAYLOAD}"}}']
-    texts = [*map(mlir, configs), hlo(f', backend_config="{PAYLOAD}"')]
-    samples = [*map(str.encode, texts),
-               module((JAX, PAYLOAD), (XLA, OTHER)), message(1, module((JAX, PAYLOAD))), PAYLOAD.encode(), b"ML\xefR" + bytes(40)]
-    rng = random.Random(5)
-    statuses = []
-    for i in range(500):
-        data = rng.randbytes(rng.randrange(400)) if i % 8 == 0 else hostile(rng, samples)
-        monkeypatch.setattr("sys.stdin", type("Input", (), {"buffer": io.BytesIO(data)}))
-        out, err = io.StringIO(), io.StringIO()
-        status = inspect.show("-", out=out, err=err, as_json=bool(i % 3 == 0))
-        assert bool(err.getvalue()) == (not out.getvalue()) and (out.getvalue() + err.getvalue()).isascii()
-        statuses.append(status)
-    assert all(statuses.count(s) > 20 for s in (0, 1, 2)), [statuses.count(s) for s in (0, 1, 2)]
