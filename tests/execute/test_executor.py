@@ -182,19 +182,56 @@ def test_an_index_outside_is_reported_as_by_the_interpreter():
     assert texts[0] == texts[1] and "test_executor.py" in texts[0] and "16 to 23" in texts[0]
 
 
-def test_an_instruction_without_native_form_is_interpreted_and_counted():
+def test_a_runtime_index_outside_is_reported_and_the_next_run_is_right():
     ir = nki.jit(k.pick.func, platform_target="trn2").trace(normal(8, 4), np.zeros((2, 1), np.int32))
-    found = executor(ir)
-    assert coverage(found)["interpreted"] == 1 and "dma_copy" in coverage(found)["why"]
+    assert coverage(executor(ir))["interpreted"] == 0
     table, index = normal(8, 4), np.array([[3], [7]], np.int32)
     out = np.zeros((2, 4), np.float32)
-    plan = Prepared(ir, "off", native=native)
-    plan.run([table, index], [out])
-    np.testing.assert_array_equal(out, table[[3, 7]])
-    with pytest.raises(IndexError):  # raised in a call from native code, and the next run is right
-        plan.run([table, np.array([[3], [9]], np.int32)], [out])
-    plan.run([table, index], [out])
-    np.testing.assert_array_equal(out, table[[3, 7]])
+    texts = []
+    for way in (None, native):
+        plan = Prepared(ir, "off", native=way)
+        plan.run([table, index], [out])
+        np.testing.assert_array_equal(out, table[[3, 7]])
+        with pytest.raises(IndexError) as caught:
+            plan.run([table, np.array([[3], [9]], np.int32)], [out])
+        texts.append((str(caught.value), str(caught.value.__cause__)))
+        plan.run([table, index], [out])
+        np.testing.assert_array_equal(out, table[[3, 7]])
+    assert texts[0] == texts[1] and "9" in texts[0][1]
+
+
+def test_an_instruction_without_native_form_is_interpreted_and_counted():
+    def kernel(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        for i in nl.sequential_range(2):
+            tile = nl.add(nl.load(x[nl.ds(i * 4, 4)]), 1.0)
+            nl.device_print("tile", tile)
+            nl.store(out[nl.ds(i * 4, 4)], tile)
+        return out
+
+    x = normal(8, 4)
+    ir = traced(kernel, x)
+    found = coverage(executor(ir))
+    assert found["interpreted"] == 1 and "device_print" in found["why"]
+    plan, out = Prepared(ir, "off", native=native), np.zeros_like(x)
+    lines = []
+
+    class Out:
+        def write(self, text):
+            lines.append(text)
+
+    plan.run([x], [out], out=Out())
+    np.testing.assert_array_equal(out, x + 1)
+    assert "".join(lines).count("tile") == 2
+
+    class Closed:
+        def write(self, text):
+            raise OSError("closed")
+
+    with pytest.raises(OSError, match="closed"):  # raised in a call from native code, and the next run is right
+        plan.run([x], [out], out=Closed())
+    plan.run([x], [out], out=Out())
+    np.testing.assert_array_equal(out, x + 1)
 
 
 @pytest.mark.parametrize("threads", ["1", "2", "5"])

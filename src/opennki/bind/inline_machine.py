@@ -203,7 +203,8 @@ class _Call:
     def __init__(self, machine: Machine, instr: Instr) -> None:
         self.machine, self.instr = machine, instr
         self.decl = decl = ISA[instr.op]
-        self.raw = decl.raw(call_view(decl, instr.operands, instr.engine, instr.results[0].dtype if instr.results else None))
+        self.info = call_view(decl, instr.operands, instr.engine, instr.results[0].dtype if instr.results else None)
+        self.raw = decl.raw(self.info)
         self.iteration = iteration_shape(decl, instr)
         self.skip = bool(instr.operands[decl.index["oob_mode"]]) if "oob_mode" in decl.index else False
         self.skipped: Any = None
@@ -315,7 +316,7 @@ class _Call:
             if shape == iteration:
                 truths.append(all_hold(self.instr.mask, self.machine.env, shape))
         else:
-            dims = decl.mask_dims.get(name)
+            dims = decl.masked_dims(name, self.info)
             if dims is None and decl.mask_on and name != decl.mask_on and shape != iteration:
                 dims = (0,)
             truths += [self._seen(pred, shape, dims) for pred in self.instr.mask]

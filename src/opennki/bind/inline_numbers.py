@@ -145,14 +145,15 @@ def reduce_partition(x: Value, op: Any) -> Value:
     return Value(_reduce(to_jax(plain(x)), op, (0,), True))
 
 
-def scan(step: Callable[..., Any], state: Any, *rows: Any) -> Value:
+def scan(step: Callable[..., Any], state: Any, *rows: Any) -> tuple[Value, Value]:
     """`isa.reduce.running` as a scan."""
     columns = tuple(to_jax(plain(r)).T for r in rows)
 
     def once(carry: jax.Array, xs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         new = plain(step(Value(carry), *[Value(x) for x in xs])).astype(np.float32)
         return new, new
-    return Value(lax.scan(once, cast(to_jax(plain(state)), np.dtype(np.float32)), columns)[1].T)
+    last, states = lax.scan(once, cast(to_jax(plain(state)), np.dtype(np.float32)), columns)
+    return Value(states.T), Value(last)
 
 
 def scan_free(function: Callable[[Any], Callable[..., Any]], data0: Value, data1: Value, initial: Any, op0: Any, op1: Any,
@@ -166,7 +167,7 @@ def scan_free(function: Callable[[Any], Callable[..., Any]], data0: Value, data1
         return f1(b, between) if reverse1 else f1(between, b)
     start = jnp.broadcast_to(to_jax(plain(initial)).reshape(-1), (partitions,))
     flat = (partitions, -1)
-    return scan(step, start, data0.reshape(flat), data1.reshape(flat)).reshape(data0.shape)
+    return scan(step, start, data0.reshape(flat), data1.reshape(flat))[0].reshape(data0.shape)
 
 
 def certain(truth: Value) -> bool:

@@ -123,7 +123,9 @@ class Address(C.Structure):
 class Bound(C.Structure):
     """An index that has to be checked."""
 
-    _fields_: ClassVar[Any] = [("base", AffineExpr), ("stride", C.c_int64 * RANK), ("size", C.c_int64), ("error", C.c_int64)]
+    _fields_: ClassVar[Any] = [("base", AffineExpr), ("stride", C.c_int64 * RANK)] + [
+        (n, C.c_int64) for n in ("low", "high", "size", "error")
+    ]
 
 
 class Clip(C.Structure):
@@ -138,7 +140,7 @@ class Call(C.Structure):
     _fields_: ClassVar[Any] = [
         ("kind", C.c_int32), ("rank", C.c_int32), ("what", C.c_void_p), ("shape", C.c_int64 * RANK),
         ("n_addresses", C.c_int32), ("n_bounds", C.c_int32), ("n_clips", C.c_int32), ("n_preds", C.c_int32), ("n_indices", C.c_int32),
-        ("pad", C.c_int32),
+        ("whole", C.c_int32),
         ("addresses", C.POINTER(Address)), ("bounds", C.POINTER(Bound)), ("clips", C.POINTER(Clip)),
         ("preds", C.POINTER(AffineExpr)), ("indices", C.POINTER(AffineExpr)),
     ]  # fmt: skip
@@ -161,5 +163,7 @@ class TapeStruct(C.Structure):
 
 
 OP_END, OP_FOR, OP_NEXT, OP_IF, OP_JUMP, OP_DIV, OP_RUN, OP_ZERO, OP_BACK, OP_TEST = range(10)
-K_EW, K_MM, K_COPY, K_SCAN, K_PFOLD = range(5)
+K_EW, K_MM, K_COPY, K_SCAN, K_PFOLD, K_STEPS = range(6)
+MAX_EXPRESSIONS = 32  # predicates, and index expressions, of a call
+MAX_ADDRESSES = 64
 CALLBACK = C.CFUNCTYPE(C.c_int32, C.c_int32)

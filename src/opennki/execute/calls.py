@@ -28,11 +28,12 @@ class Call:
     what: Any
     addresses: list[tuple[Affine, int]]
     shape: tuple[int, ...] = ()
-    bounds: list[tuple[Affine, tuple[int, ...], int, int]] = field(default_factory=list)
+    bounds: list[tuple[Affine, tuple[int, ...], int, int, int, int]] = field(default_factory=list)  # base, strides, low, high, size, error
     clips: list[tuple[Affine, int, int]] = field(default_factory=list)
     preds: list[Affine] = field(default_factory=list)
     indices: list[Affine] = field(default_factory=list)
     instrs: tuple[Instr, ...] = ()  # what it computes
+    whole: bool = False  # the mask decides whether it runs, and narrows nothing
 
     @property
     def size(self) -> int:
@@ -136,6 +137,15 @@ def _joined(walk: Space, count: int) -> Space:
     strides = [s + t[count:] for s, t in zip(strides, tables, strict=True)]
     n, m = len(walk.tiles), len(walk.tiles) + len(walk.preds)
     return replace(walk, shape=shape + walk.shape[count:], outer=len(shape), tiles=strides[:n], preds=strides[n:m], indices=strides[m:])
+
+
+def product_scratch(what: Any) -> int:
+    """Bytes of scratch memory of a matrix product."""
+    from opennki.execute.build import library
+
+    lib = library().lib
+    assert lib is not None
+    return int(lib.nki_mm_scratch(C.byref(what)))
 
 
 def pointer(what: Any) -> int:

@@ -160,7 +160,8 @@ class _Builder:
             results.append(whole(self.alloc(tuple(shape), call.result or str(dtype), rule.space, "local")))
         instr = Instr(decl.name, tuple(results), operands, (), "", 0, 3)
         instr = replace(instr, mask=_mask(call.mask, iteration_shape(decl, instr)))
-        check_instr(instr, resolve(TARGET))
+        masked = tuple(instr.mask or None if p.name == "mask" else v for p, v in zip(decl.params, operands, strict=True))
+        check_instr(replace(instr, operands=masked), resolve(TARGET))  # some masks are refused
         body: list[Any] = [r.alloc for r in results]
         body.append(For(self.var, 3, "sequential", [instr]) if call.loop else instr)
         outputs = [*results, *(whole(a) for a in self.registers)]

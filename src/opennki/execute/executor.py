@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from opennki import settings
-from opennki.errors import NkiError, make
+from opennki.errors import make
 from opennki.execute import abi
 from opennki.execute.build import library
 from opennki.execute.instruction import Broken
@@ -20,7 +20,7 @@ from opennki.interpret.machine import Instance, Tape, blank
 from opennki.ir.nodes import Alloc, Instr
 from opennki.ir.verify import describe
 
-_Pair = C.c_int64 * 2
+_Wrong = C.c_int64 * 3
 
 
 class _Table(NamedTuple):
@@ -45,6 +45,7 @@ class Executor:
         self._pointers = C.c_void_p * max(1, self.native.n_buffers)
         self._used = sorted(lowering.slots())
         self._idle: list[Instance] = []  # memory of further threads
+        self._seed = lowering.layout.var(lowering.seed) if lowering.draws else None
         loops = lowering.parallel
         self._most = min(64, max([loop.trips for loop in loops], default=1))  # threads that there is work for
         # tensors that each thread has for itself
@@ -53,7 +54,9 @@ class Executor:
     def run(self, machine: Instance) -> None:
         """Run a program to its end. Raises what the interpreter would raise."""
         env = self._env(*machine.env[: self.native.n_env])
-        wrong = _Pair()
+        if self._seed is not None:
+            env[self._seed] = _signed(machine.seed)
+        wrong = _Wrong()
         raised: list[BaseException] = []
         callback = self._callback(machine, env, raised) if self.steps else None
         threads = min(settings.current().num_threads, self._most) if self._most > 1 else 1
@@ -63,12 +66,12 @@ class Executor:
         if error:
             if raised:
                 raise raised[0]
-            raise outside(self.lowering.broken[error - 1], wrong[0], wrong[1])
+            raise outside(self.lowering.broken[error - 1], wrong)
 
     def direct(self, slots: list[int]) -> Any:
         """The shortest way to run a single program: a function of an instance and of the arrays for these slots, in order. None where a
         run needs more than that."""
-        if self.steps or self._most > 1:
+        if self.steps or self._most > 1 or self._seed is not None:
             return None
         own = [slot for slot in self._used if slot not in slots]
 
@@ -78,13 +81,13 @@ class Executor:
                 buffers = self._pointers()
                 for slot in own:
                     buffers[slot] = address(machine.buffers[slot])
-                kept = machine.native = buffers, self._env(), _Pair()
+                kept = machine.native = buffers, self._env(), _Wrong()
             buffers, env, wrong = kept
             for slot, array in zip(slots, arrays, strict=True):
                 buffers[slot] = address(array)
             error = self._run(self._tape, env, 1, buffers, None, wrong)
             if error:
-                raise outside(self.lowering.broken[error - 1], wrong[0], wrong[1])
+                raise outside(self.lowering.broken[error - 1], wrong)
 
         return run
 
@@ -114,12 +117,14 @@ class Executor:
         for number, program in enumerate(grid):
             for slot, value in zip(self.tape.program_slots, program, strict=True):
                 envs[number * self.native.n_env + slot] = value
-        wrong = _Pair()
+            if self._seed is not None:
+                envs[number * self.native.n_env + self._seed] = _signed(machine.seed)
+        wrong = _Wrong()
         table = self._table(machine, own, threads)
         error = self.lib.nki_tape_programs(C.c_void_p(self._tape), C.c_int64(len(grid)), envs, threads, table.rows, wrong)
         self._give_back(table)
         if error:
-            raise outside(self.lowering.broken[error - 1], wrong[0], wrong[1])
+            raise outside(self.lowering.broken[error - 1], wrong)
         return True
 
     def _table(self, machine: Instance, own: list[tuple[Alloc, int]], threads: int) -> _Table:
@@ -167,9 +172,19 @@ def profiled(executor: Executor) -> Iterator[list[Spent]]:
         spent += [Spent(call.instrs, table[2 * i + 1], table[2 * i]) for i, call in enumerate(calls)]
 
 
-def outside(broken: Broken, first: int, last: int) -> NkiError:
+def _signed(seed: int) -> int:
+    """The low 64 bits of a seed."""
+    low = int(seed) & ((1 << 64) - 1)
+    return low - (1 << 64) if low >> 63 else low
+
+
+def outside(broken: Broken, wrong: Any) -> Exception:
     """The error of an index outside of its tensor."""
     view = broken.view
+    first, last = wrong[0], wrong[1]
+    if broken.axis is None:
+        assert view.dynamic is not None
+        return view.dynamic.outside((first, last, view.access.view_shape[first]), wrong[2])
     size = view.access.view_shape[broken.axis]
     return make(
         "err_tensor_access_out_of_bound",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,11 @@ import numpy as np
 
 from opennki.execute import abi
 from opennki.execute.calls import Call
-from opennki.execute.program import Program, compile_values, in_order, is_special, leaves
-from opennki.execute.record import TRANSLATOR, Sym, Unsupported, const, tile
-from opennki.interpret.steps import Operand, Plan
+from opennki.execute.forms import TRANSLATOR, select
+from opennki.execute.program import Program, compile_values, in_order, leaves
+from opennki.execute.record import INT64, Sym, Unsupported, const, tile
+from opennki.execute.steps import Steps
+from opennki.interpret.steps import Operand, Plan, turned
 from opennki.interpret.views import View
 from opennki.ir.affine import Affine, Range, Var
 from opennki.ir.nodes import Access, IndexTile, PredTile
@@ -23,15 +26,26 @@ from opennki.isa.declare import Tile as TileSpec
 if TYPE_CHECKING:
     from opennki.execute.lower import Lowering
 
-MAX_ADDRESSES = 16  # of a call, as in tape.c
+MAX_ADDRESSES = 16  # of a call that is a single kernel
+SINGLE = frozenset({"tile", "const", "pred", "index", "call", "select", "fold", "round"})  # what elementwise programs are made of
+WHOLE = frozenset({"matmul", "scan", "pfold"})  # kernels of their own, over tiles
+DIRECT = SINGLE | WHOLE | {"exact"}
 
 
 @dataclass
 class Broken:
-    """What is reported when an index of a call is outside: the operand and the dimension."""
+    """What is reported when an index of a call is outside: the operand and the dimension; `axis` None: the index was read from memory."""
 
     view: View
-    axis: int
+    axis: int | None
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What random numbers depend on besides the state of the generator: the call site, and the loops and programs around."""
+
+    call: int
+    slots: tuple[int, ...]
 
 
 class Instruction:
@@ -44,53 +58,78 @@ class Instruction:
         self.pairs: list[tuple[Sym, Sym]] = []
         self.clips: list[tuple[Affine, int, int]] = []
         self.guards: list[Sym] = []
-        self.joins = False
+        self.joins = self.single = self.irregular = self.whole = self.by_row = False
         self.first = len(self.views)
+        self.fetched: list[Sym] = []
+        self.narrow: set[int] = set()  # dimensions of the iteration space of which a part may run
+        self.axes: dict[int, tuple[int, ...]] = {}  # for each operand, what narrows its dimensions
+        self.turned: dict[int, Any] = {}  # results that have the dimensions of the mask in another order
 
     def record(self) -> None:
         """Run the body over symbols. Raises Unsupported."""
-        plan = self.plan
-        if plan.decl.family in ("print", "sync", "collective") or plan.decl.suspends:
+        plan, decl = self.plan, self.plan.decl
+        if decl.family in ("print", "sync", "collective") or decl.suspends:
             raise Unsupported("it acts outside of its tensors")
-        if plan.decl.positional and plan.masker is not None:
-            raise Unsupported("a mask on positions")
-        if plan.decl.mask_dims and plan.masker is not None:
-            raise Unsupported("a mask that counts the dimensions of another operand")
-        if any(view.dynamic is not None for view, _, _ in plan.outputs):
-            raise Unsupported("a runtime index")
+        outs = [view for view, _, _ in plan.outputs]
+        self.whole = decl.positional or decl.random  # a mask does not shift positions or the numbers drawn
+        self.by_row = plan.masker is None and any(v.dynamic is not None and any(o.view is v and o.reads for o in plan.inputs) for v in outs)
+        self.clips, self.guards = self.mask()
+        self.narrow = {axis for _, axis, _ in self.clips if axis >= 0 and not self.whole} | ({0} if self.by_row else set())
         kw = dict(plan.static)
         for op in plan.inputs:
             kw[op.name] = self.operand(op)
         self.lazy(kw)
-        if "mask" in plan.decl.index and plan.decl.mask_on:
-            kw["mask"] = None
-        value = TRANSLATOR.body(plan.decl.name)(**kw)
+        if "mask" in decl.index and decl.mask_on:
+            kw["mask"] = _product(self.guards)
+        value = TRANSLATOR.body(decl.name)(**kw)
         values = [v for v in value if v is not None] if isinstance(value, tuple) else [value]
         if isinstance(value, tuple) and len(value) == len(plan.outputs):
             values = list(value)
         if len(values) != len(plan.outputs):
             raise Unsupported("results that do not match")
-        for (view, _, _), v in zip(plan.outputs, values, strict=True):
+        for (view, _, name), v in zip(plan.outputs, values, strict=True):
             if 0 in view.shape:
                 continue
-            out, result = self.out(view), const(v)
-            if result.kind == "tile" and self.place(result.source) == self.place(out.source) and _kept(result, out, view.access.dtype):
+            out, result = self.out(view, name), const(v)
+            if view.dynamic is None and result.kind == "tile" and self.stays(result, out, view.access.dtype):
                 continue  # it stays as it is
             self.pairs.append((out, result))
-        for i, (one, _) in enumerate(self.pairs):
-            if any(not self.disjoint(one.source, other.source) for other, _ in self.pairs[i + 1 :]):
-                raise Unsupported("results that overlap")  # the later one counts
-        self.clips, self.guards = self.mask()
-        self.joins = not (
-            self.clips
-            or self.guards
-            or any(v.bounds for v in self.views[self.first :])
-            or any(is_special(v) or v.kind == "exact" for _, v in self.pairs)
+        self.single = not (
+            any(n.kind not in SINGLE or (n.kind == "tile" and not isinstance(n.source, int)) for _, v in self.pairs for n in nodes(v))
+            or any(v.dynamic is not None for v in self.views[self.first :])
+            or (self.whole and plan.masker is not None)
         )
+        self.joins = self.single and not (
+            self.clips or self.guards or any(v.bounds for v in self.views[self.first :]) or self.overlap(self.pairs)
+        )
+
+    def overlap(self, pairs: list[tuple[Sym, Sym]]) -> bool:
+        """Whether results share memory: then the later one counts."""
+        outs = [out.source for out, _ in pairs]
+        return any(not self.disjoint(a, b) for i, a in enumerate(outs) for b in outs[i + 1 :])
+
+    def stays(self, result: Sym, out: Sym, dtype: str) -> bool:
+        """Whether a result is what its tile holds already."""
+        source = result.source
+        if not isinstance(source, int) or self.views[source].dynamic is not None:
+            return False
+        return bool(self.place(source) == self.place(out.source)) and _kept(result, out, dtype)
 
     def calls(self, pairs: list[tuple[Sym, Sym]], fused: bool = False) -> list[Call]:
         """The calls that store values in their tiles. Raises Unsupported."""
         plan = self.plan
+        if self.irregular or (self.whole and plan.masker is not None):
+            raise Unsupported("a mask on operands of several shapes")
+        if len(pairs) > 1 and not fused and self.overlap(pairs):
+            raise Unsupported("results that overlap")
+        for out, v in pairs:
+            if self.views[out.source].dynamic is not None:
+                raise Unsupported("a runtime index")
+            for n in nodes(v):
+                if n.kind not in DIRECT or (n.kind == "tile" and not isinstance(n.source, int)):
+                    raise Unsupported(f"{n.kind} in a single kernel")
+                if n.kind in WHOLE and any(a.kind not in ("tile", "const") for a in n.args):
+                    raise Unsupported("a computed operand")
         outs = {out.source for out, _ in pairs}
         program = Program(
             iteration=plan.iteration,
@@ -119,6 +158,19 @@ class Instruction:
             made.append(call)
         return made
 
+    def steps(self) -> Call:
+        """The call that computes it in steps. Raises Unsupported."""
+        steps = Steps(self)
+        call = steps.call()
+        writes = {out.source for out, _ in self.pairs}
+        self.touched = [(self.views[n].access, n in writes) for n in steps.numbers]
+        return call
+
+    def report(self, view: View, axis: int | None) -> int:
+        """The number of the error of an index that is outside."""
+        self.lowering.broken.append(Broken(view, axis))
+        return len(self.lowering.broken)
+
     @staticmethod
     def sources(pairs: list[tuple[Sym, Sym]]) -> set[int]:
         """The tiles in values and of results."""
@@ -130,16 +182,38 @@ class Instruction:
         return one.slot != two.slot or (one is not two and self.place(a) != self.place(b) and self.apart(a, b))
 
     def operand(self, op: Operand) -> Sym | None:
-        view = op.view
-        if view.dynamic is not None:
-            raise Unsupported("a runtime index")
-        if op.zero is not None:
-            raise Unsupported("a mask on an operand")
+        view, plan = op.view, self.plan
+        if view.dynamic is not None and not op.reads:
+            return None
         self.views.append(view)
+        number = len(self.views) - 1
         # what is stored as tfloat32 is rounded, bits or not
-        raw = self.plan.decl.raw(self.info()) and view.access.dtype != "tfloat32"
-        made = tile(len(self.views) - 1, view.shape, view.strides, view.dtype, raw)
+        raw = plan.decl.raw(self.info()) and view.access.dtype != "tfloat32"
+        axes = self.axes[number] = self.narrowed(op.name, op.dims, view.shape)
+        if view.dynamic is not None:
+            made = Sym("fetched", view.shape, view.dtype, source=number, raw=True, axes=axes)
+            self.fetched.append(made)
+            made = made if raw else made.astype(np.float32)
+        else:
+            made = tile(number, view.shape, view.strides, view.dtype, raw, axes)
+        if op.zero is not None:
+            there = _product(self.predicates(view.access.mask, view.shape, ()))
+            made = select(there, made, np.zeros((), view.dtype if raw else np.float32))
         return made if op.fit is None else made.reshape(op.fit)
+
+    def narrowed(self, name: str, dims: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The dimension of the iteration space that narrows each dimension of an operand (as `interpret.mask.clip` has it)."""
+        if not self.narrow:
+            return ()
+        decl, iteration = self.plan.decl, self.plan.iteration
+        if dims is None and decl.mask_on and name != decl.mask_on and shape != iteration:
+            dims = (0,)
+        out = []
+        for j, n in enumerate(shape):
+            k = j if dims is None else (dims[j] if j < len(dims) else None)
+            fixed = k is None or k >= len(iteration) or n != iteration[k] or (n == 1 and dims is None)
+            out.append(-1 if fixed or k not in self.narrow else k)
+        return tuple(out)
 
     def info(self) -> Any:
 
@@ -152,71 +226,93 @@ class Instruction:
         for param, value in zip(plan.decl.params, plan.instr.operands, strict=True):
             if isinstance(param.spec, Plumbing):
                 if param.spec.kind == "stream":
-                    raise Unsupported("random numbers")
+                    kw[param.name] = Stream(plan.instr.call, tuple(self.lowering.loops))
                 continue
             if isinstance(value, PredTile):
                 shape = value.shape or plan.iteration
-                made: Any = None
-                for p in value.preds:
-                    self.preds.append((p.expr, p.strides))
-                    one = Sym("pred", shape, np.dtype(bool), strides=tuple(p.strides), source=len(self.preds) - 1)
-                    made = one if made is None else made * one
-                kw[param.name] = made
+                kw[param.name] = _product(self.predicates(value.preds, shape, self.everywhere(shape)))
             elif isinstance(value, IndexTile):
-                low, high = value.base.range(self.ranges)
-                ends = [s * (n - 1) for s, n in zip(value.strides, value.shape, strict=True)]
-                if max(-(low + sum(min(e, 0) for e in ends)), high + sum(max(e, 0) for e in ends)) > 1 << 24:
-                    raise Unsupported("index values that float32 does not have")
-                self.indices.append((value.base, value.strides))
-                kw[param.name] = Sym("index", value.shape, np.dtype(np.float32), strides=tuple(value.strides), source=len(self.indices) - 1)
+                kw[param.name] = self.index(value.base, value.strides, value.shape)
             elif isinstance(value, Affine):
-                if not (isinstance(param.spec, TileSpec) and not plan.decl.raw(self.info())):
-                    raise Unsupported("an attribute that is an expression of loop indices")
-                self.indices.append((value, ()))
-                kw[param.name] = Sym("index", (), np.dtype(np.float32), source=len(self.indices) - 1)
+                made = self.index(value, (), ())
+                exact = isinstance(param.spec, TileSpec) and not plan.decl.raw(self.info())
+                kw[param.name] = made if exact and made.kind == "index" else made.astype(np.float32) if exact else _wide(made)
             elif isinstance(value, tuple) and any(isinstance(v, Affine) for v in value):
-                raise Unsupported("an attribute that is an expression of loop indices")
+                kw[param.name] = tuple(_wide(self.index(v, (), ())) if isinstance(v, Affine) else v for v in value)
 
-    def out(self, view: View) -> Sym:
+    def everywhere(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """What narrows values over the iteration space."""
+        if not self.narrow or shape != self.plan.iteration:
+            return ()
+        return tuple(j if j in self.narrow else -1 for j in range(len(shape)))
+
+    def index(self, base: Affine, strides: tuple[int, ...], shape: tuple[int, ...]) -> Sym:
+        """An index expression: numbers where float32 has them all, else 64-bit integers."""
+        self.indices.append((base, strides))
+        low, high = base.range(self.ranges)
+        ends = [s * (n - 1) for s, n in zip(strides, shape, strict=True)]
+        made = Sym("index", shape, np.dtype(np.float32), strides=tuple(strides), source=len(self.indices) - 1, axes=self.everywhere(shape))
+        far = max(-(low + sum(min(e, 0) for e in ends)), high + sum(max(e, 0) for e in ends)) > 1 << 24
+        return _wide(made) if far else made
+
+    def predicates(self, preds: Iterable[Any], shape: tuple[int, ...], axes: tuple[int, ...]) -> list[Sym]:
+        """Predicates as truths."""
+        made = []
+        for p in preds:
+            self.preds.append((p.expr, p.strides))
+            strides = tuple(p.strides or (0,) * len(shape))
+            made.append(Sym("pred", shape, np.dtype(bool), strides=strides, source=len(self.preds) - 1, axes=axes))
+        return made
+
+    def out(self, view: View, name: str) -> Sym:
         """A result as a tile symbol."""
         self.views.append(view)
-        return tile(len(self.views) - 1, view.shape, view.strides, view.dtype, True)
+        number = len(self.views) - 1
+        dims = self.plan.mask_dims.get(name)
+        self.axes[number] = self.narrowed(name, dims, view.shape)
+        if turned(dims, self.plan.iteration, view.shape):
+            self.turned[number] = dims
+        return tile(number, view.shape, view.strides, view.dtype, True, self.axes[number])
 
     def mask(self) -> tuple[list[tuple[Affine, int, int]], list[Sym]]:
         """Clips of single axes, and predicates that are left."""
         plan = self.plan
         clips: list[tuple[Affine, int, int]] = []
-        rest: list[Sym] = []
+        rest: list[Any] = []
         shape = plan.iteration
         for p in plan.instr.mask:
             strides = tuple(s if n > 1 else 0 for s, n in zip(p.strides or (0,) * len(shape), shape, strict=True))
             moving = [j for j, s in enumerate(strides) if s]
-            if not moving:
-                clips.append((p.expr, -1, 0))
-            elif len(moving) == 1:
-                clips.append((p.expr, moving[0], strides[moving[0]]))
-            else:
-                self.preds.append((p.expr, strides))
-                rest.append(Sym("pred", shape, np.dtype(bool), strides=strides, source=len(self.preds) - 1))
+            if len(moving) < 2:
+                clips.append((p.expr, *((moving[0], strides[moving[0]]) if moving else (-1, 0))))
+            if len(moving) > 1 or (moving and self.whole):
+                rest.append(p)
         if plan.masker is not None:
-            for view in self.views[self.first :]:
+            self.irregular = bool(plan.mask_dims)
+            for view in [op.view for op in plan.inputs] + [v for v, _, _ in plan.outputs]:
                 if (view.shape != shape and not (view.shape[0] == shape[0] and prod(view.shape[1:]) == 1)) or (
                     any(op.view is view and op.dims is not None for op in plan.inputs)
                 ):
-                    raise Unsupported("a mask on operands of several shapes")
-        return clips, rest
+                    self.irregular = True
+        narrow = {axis for _, axis, _ in clips if axis >= 0 and not self.whole}
+        axes = tuple(j if j in narrow else -1 for j in range(len(shape))) if narrow else ()
+        return clips, self.predicates(rest, shape, axes)
 
     def place(self, number: int) -> Any:
         """What makes two operands the same elements in the same order."""
         view = self.views[number]
+        if view.dynamic is not None:
+            return number
         base = self.offset(view)
         return view.slot, base.const, base.terms, view.shape, view.strides, view.access.dtype
 
     def apart(self, a: int, b: int) -> bool:
         """Whether two operands are the same elements in the same order, or share none."""
         one, two = self.views[a], self.views[b]
-        if one.slot != two.slot or one is two or self.place(a) == self.place(b):
+        if one.slot != two.slot or (one is two and one.dynamic is None) or self.place(a) == self.place(b):
             return True
+        if one.dynamic is not None or two.dynamic is not None:
+            return False
         difference = self.offset(one).add(self.offset(two), -1)
         if difference.terms:
             return False
@@ -236,9 +332,36 @@ class Instruction:
             for _, strides, size, axis in view.bounds:
                 if call.shape != iteration or view.shape != iteration:
                     raise Unsupported("an index that may be outside, of a tile of another shape")
-                self.lowering.broken.append(Broken(view, axis))
                 base = self.lowering.linear(view.access.dims[axis].base)
-                call.bounds.append((base, tuple(strides), size, len(self.lowering.broken)))
+                call.bounds.append((base, tuple(strides), 0, 0, size, self.report(view, axis)))
+
+
+def nodes(value: Sym) -> Iterator[Sym]:
+    """A value and all of its parts, each once."""
+    found = {id(value): value}
+    stack = [value]
+    while stack:
+        one = stack.pop()
+        yield one
+        for a in one.args:
+            if id(a) not in found:
+                found[id(a)] = a
+                stack.append(a)
+
+
+def _product(truths: list[Sym]) -> Any:
+    """Whether all of the truths hold; None where there are none."""
+    made: Any = None
+    for t in truths:
+        made = t if made is None else made & t
+    return made
+
+
+def _wide(index: Sym) -> Sym:
+    """An index expression as 64-bit integers."""
+    if index.kind != "index":
+        return index
+    return Sym("wide", index.shape, INT64, (index,), "index", axes=index.axes)
 
 
 def _kept(result: Sym, out: Sym, dtype: str) -> bool:

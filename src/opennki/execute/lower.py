@@ -7,6 +7,7 @@ otherwise its place on the tape asks the interpreter's step. Nothing here names 
 
 from __future__ import annotations
 
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -46,12 +47,18 @@ class Lowering:
         self.users: dict[Alloc, set[Instr]] = _users(tape)
         self.group = Group(self)
         self.loops: list[int] = list(tape.loops)
+        self.seed = Var("seed", -(1 << 63), (1 << 63) - 1)  # of the run
+        self.draws = any(isinstance(s, Instr) and ISA[s.op].random for s in statements(tape.kernel.body))
+        if self.draws:
+            self.layout.var(self.seed)
         self.body(tape.kernel.body, dict(tape.ranges))
         self.flush()
+        self.unread, self.unwritten = parallel.registers(self.nodes, tape)
         self.uses = parallel.uses(self.nodes, tape)
         if limit is None:
             merge(self, self.nodes)
-            self.uses = parallel.uses(self.nodes, tape)
+            self.unread, self.unwritten = parallel.registers(self.nodes, tape)
+        self.uses = parallel.uses(self.nodes, tape)
         parallel.choose(self, self.nodes)
         self.programs = self._programs()
 
@@ -91,7 +98,7 @@ class Lowering:
         if not many or self.fallbacks or prod(v.hi + 1 for v in many) * work(self.nodes) <= parallel.WORTH:
             return None
         used = self.slots()
-        if any(slot in used for _, slot in tape.renewed):
+        if any(slot in used and alloc not in self.unread | self.unwritten for alloc, slot in tape.renewed):
             return None  # each program needs it blank
         own: set[Alloc] = set()
         for var in many:  # programs that differ in one dimension of the grid, whatever they have in the others
@@ -152,12 +159,19 @@ class Lowering:
         self.out.append(Branch(test, then, orelse))
 
     def do_while(self, loop: DoWhile, ranges: dict[Var, Range]) -> None:
-        if loop.cond is None or not loop.cond.is_whole:
-            raise Unsupported("the condition of a do-while loop is a part of a tensor")
+        assert loop.cond is not None
         self.segment()
-        if any(isinstance(s, Instr) and ISA[s.op].random for s in statements(loop.body)):
-            raise Unsupported("random numbers in a do-while loop")  # their stream counts its rounds
-        self.out.append(Repeat(self.inside(loop.body, ranges), loop.cond, self.layout.alloc(loop.cond.alloc)))
+        counter = self.tape.counters[loop]
+        self.loops.append(counter)
+        body = self.inside(loop.body, ranges)
+        self.loops.pop()
+        cond = View(loop.cond, self.layout, ranges, "while condition", self.tape.kernel.loc(loop.loc))
+        if cond.bounds or cond.dynamic is not None:
+            raise Unsupported("the condition of a do-while loop may be outside of its tensor")
+        outer, self.out = self.out, body
+        tests = [(self.linear(base), n) for base, n in _runs(cond)]
+        self.out, self.divisions = outer, {}
+        self.out.append(Repeat(body, loop.cond, cond.slot, counter, tests))
 
     # ---- instructions ----
     def instruction(self, instr: Instr, ranges: dict[Var, Range]) -> None:
@@ -191,6 +205,12 @@ class Lowering:
         broken, nodes = len(self.broken), len(self.out)
         try:
             self.run(one.calls(one.pairs), [one])
+            return
+        except Unsupported:
+            del self.broken[broken:], self.out[nodes:]
+            self.divisions = {}
+        try:
+            self.run([one.steps()] if one.pairs else [], [one])
         except Unsupported as why:
             del self.broken[broken:], self.out[nodes:]
             self.divisions = {}
@@ -215,6 +235,19 @@ class Lowering:
             self.alone(group.ones[0])
         elif group.ones:
             self.run(group.calls, group.ones)
+
+
+def _runs(view: View) -> list[tuple[Affine, int]]:
+    """Byte offset and number of elements of each contiguous part of a tile."""
+    base = Affine()
+    for dim, unit in zip(view.access.dims, view.steps, strict=True):
+        base = base.add(dim.base.scale(unit))
+    dims = [(n, s) for n, s in zip(view.shape, view.strides, strict=True) if n != 1]
+    count = 1
+    while dims and dims[-1][1] == count * view.itemsize:
+        count *= dims.pop()[0]
+    places = [sum(i * s for i, (_, s) in zip(at, dims, strict=True)) for at in product(*(range(n) for n, _ in dims))]
+    return [(base.scale(view.itemsize).add(place), count) for place in places]
 
 
 def _users(tape: Tape) -> dict[Alloc, set[Instr]]:

@@ -78,11 +78,14 @@ class Branch:
 
 @dataclass(eq=False, slots=True)
 class Repeat:
-    """A body that runs again while the tensor `cond` is not zero."""
+    """A body that runs again while the tile `cond` is not zero. counter: the slot that counts the rounds; tests: byte offset and number of
+    elements of each contiguous part of the tile."""
 
     body: list[Node]
     cond: Access
     slot: int
+    counter: int
+    tests: list[tuple[Affine, int]]
 
 
 Node = Any  # Run | Back | Zero | Made | Divide | Loop | Branch | Repeat (and what passes of other modules add)

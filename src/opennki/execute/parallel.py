@@ -50,11 +50,29 @@ def independent(lowering: Lowering, body: list[Node], var: Var, programs: bool =
             continue
         if not any(written for _, written, _ in seen) or windows(var, seen):
             continue
+        if alloc in lowering.unread:
+            own.add(alloc)
+            continue
         if fresh is None or alloc not in fresh:
             return None
         own.add(alloc)
     zeroed = {node.alloc for node in walk(body) if isinstance(node, Zero)}
     return own & (uses.keys() | zeroed) if zeroed <= own else None
+
+
+def registers(body: list[Node], tape: Tape) -> tuple[set[Alloc], set[Alloc]]:
+    """The registers that nothing reads, and those that nothing writes: what is left in them from before does not matter."""
+    read = {access.alloc for access in tape.kernel.outputs}
+    written: set[Alloc] = set()
+    for node in walk(body):
+        if isinstance(node, Back):
+            read |= used(node)
+            written |= used(node)
+        elif isinstance(node, Run):
+            for access, writes in node.touches:
+                (written if writes else read).add(access.alloc)
+    found = {a for a in read | written if a.kind == "register"}
+    return found - read, found - written
 
 
 def uses(body: list[Node], tape: Tape) -> dict[Alloc, int]:

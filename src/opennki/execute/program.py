@@ -26,7 +26,7 @@ class Program:
     elements in the same order; apart: whether they are that, or share no memory; meets: whether they may
     share any."""
 
-    iteration: tuple[int, ...]
+    iteration: tuple[int, ...] | None
     dtype_of: Callable[[Any], int]
     keeps_axes: bool
     guards: list[Sym]
@@ -42,11 +42,6 @@ class Program:
         if number < 0:
             raise Unsupported("a dtype without native code")
         return number
-
-
-def is_special(value: Sym) -> bool:
-    """Whether a value has a native kernel of its own."""
-    return value.kind in ("matmul", "scan", "pfold") or (value.kind == "call" and any(a.kind == "matmul" for a in value.args))
 
 
 def compile_values(program: Program, pairs: list[tuple[Sym, Sym]], fused: bool = False) -> Iterator[Made]:
@@ -159,6 +154,8 @@ def _special(program: Program, out: Sym, value: Sym) -> Made | None:
         return abi.K_SCAN, scan, sources, x.shape
     if value.kind == "pfold":
         (x,) = value.args
+        if value.raw and program.dtype(x.source) != program.dtype(out.source):
+            raise Unsupported("bits stored as another dtype")
         p, f = x.shape[0], prod(x.shape[1:])
         down = abi.PartitionFold()
         down.p, down.f = p, f
@@ -214,7 +211,7 @@ class Elementwise:
             self.shape, self.axes = self._plain_shape(), ()
         self.kept = tuple(i for i in range(len(self.shape)) if i not in self.axes)
         self.rows = prod(self.shape[i] for i in self.kept)
-        if program.keeps_axes and (self.axes or self.shape != program.iteration):
+        if program.keeps_axes and program.iteration is not None and (self.axes or self.shape != program.iteration):
             raise Unsupported("a mask, or an index that may be outside, on a fold")
         self.preds: list[tuple[int, ...]] = []
         self.indices: list[tuple[int, ...]] = []
@@ -310,7 +307,7 @@ class Elementwise:
         row = not phase[1]
         if sym.kind == "const":
             made = self.register()
-            self.emit(phase, abi.CONST, made, imm=sym.value)
+            self.emit(phase, abi.CONST, made, imm=sym.value, bits=sym.more.get("bits") if sym.raw else None)
             return made
         if sym.kind == "tile":
             made = self.register()
@@ -420,7 +417,7 @@ class Elementwise:
         shape = tuple(self.shape[i] for i in order)
         outer = len(self.kept)
         if self.program.keeps_axes:
-            outer = max(0, len(shape) - 1)
+            outer = len(self.kept) if self.axes else max(0, len(shape) - 1)
         elif self.axes:
             left, first = joined(shape[:outer], [s[:outer] for s in strides])
             right, second = joined(shape[outer:], [s[outer:] for s in strides])
@@ -442,7 +439,8 @@ class Elementwise:
             preds=preds,
             indices=indices,
         )
-        return abi.K_EW, what, [source for source, _, _ in self.tiles], self.program.iteration if self.program.keeps_axes else shape
+        kept = self.program.iteration if self.program.keeps_axes else None
+        return abi.K_EW, what, [source for source, _, _ in self.tiles], shape if kept is None else kept
 
 
 def _folds(sym: Sym) -> Iterator[Sym]:

@@ -1,44 +1,55 @@
 """Recording: an instruction's declared body, run over symbols, gives the expression that native code computes.
 
 A symbol is a tile (with strides of its own, so that reshapes and transpositions cost nothing), a constant, a scalar function of symbols,
-a selection, a fold, a scan or a matrix product. What a body does beyond that raises `Unsupported`, and the instruction stays with the
-interpreter.
+a selection, a fold, or what has a native kernel of its own (`execute.forms`). Values that have to be in memory before they can be seen in
+another form are `late`: a temporary tile is made of them. What a body does beyond that raises `Unsupported`, and the instruction stays with
+the interpreter.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import types
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from opennki.isa import known, reduce, vector_rules
-from opennki.isa.bodies import Translator
-from opennki.isa.scalar import SCALAR, resolve
+from opennki.execute.shapes import JOINED, Axes, Unsupported, broadcast, carried, strides_of
+from opennki.isa import dtypes
+from opennki.isa.scalar import SCALAR
 
 FLOAT = np.dtype(np.float32)
+BOOL = np.dtype(bool)
+INT64 = np.dtype(np.int64)
+EXACT = 1 << 24  # integers up to here are float32 numbers
 
 
-class Unsupported(Exception):
-    """A body does something that has no native form; the text says what."""
+class Constant:
+    """An array that comes with the instruction, as the source of a tile."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = np.ascontiguousarray(array)
 
 
-def _shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError as exc:
-        raise Unsupported(str(exc)) from None
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A tile that begins `offset` bytes after another one."""
+
+    base: Any
+    offset: int
 
 
 @dataclass(eq=False)
 class Sym:
-    """A value. kind: tile, pred, index, const, call (scalar function `name`), select, fold, scan, matmul, exact.
+    """A value. kind: tile, pred, index, const, call (scalar function `name`), select, fold, round, exact, wide (an operation on 64-bit
+    integers), or one of `execute.steps`.
 
-    strides: of a tile, pred or index, per dimension (bytes, or steps of the affine value); source: its number among the operands.
+    strides: of a tile, pred or index, per dimension (bytes, or steps of the affine value); source: its number among the operands, a
+    `Constant`, a temporary tile, or a `Part` of one; raw: bits of an element, not a number; axes: what a mask narrows each dimension with
+    (see `execute.shapes`), () where there is nothing to narrow.
     """
 
     kind: str
@@ -51,6 +62,7 @@ class Sym:
     value: float = 0.0
     raw: bool = False
     more: dict[str, Any] = field(default_factory=dict)
+    axes: Axes = ()
 
     __array_priority__ = 1000
 
@@ -62,6 +74,11 @@ class Sym:
     @property
     def size(self) -> int:
         return prod(self.shape)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether another form of it is a matter of strides."""
+        return self.kind in ("tile", "const", "pred", "index")
 
     @property
     def T(self) -> Sym:
@@ -92,63 +109,70 @@ class Sym:
     def transpose(self, *axes: Any) -> Sym:
         order = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
         order = tuple(order) if order and order[0] is not None else tuple(reversed(range(self.ndim)))
-        if self.strides or not self.args:
-            strides = tuple(self.strides[i] for i in order) if self.strides else ()
-            return _as(self, tuple(self.shape[i] for i in order), strides)
-        raise Unsupported("a transposition of a computed value")
+        shape = tuple(self.shape[i] for i in order)
+        if self.kind == "wide" and self.name == "load":
+            return loaded(self.args[0].transpose(order))
+        if self.is_leaf:
+            return seen(self, shape, tuple(self.strides[i] for i in order) if self.strides else (),
+                        tuple(self.axes[i] for i in order) if self.axes else ())  # fmt: skip
+        return late(self, shape, lambda t: t.transpose(order))
 
     def astype(self, dtype: Any, copy: bool = True, order: str = "K") -> Sym:
-        kind = np.dtype(dtype)
-        if kind == self.dtype:
-            return self
-        if self.kind == "const" or kind == np.bool_ or (self.dtype == np.bool_ and kind == FLOAT):
-            return Sym(self.kind, self.shape, kind, self.args, self.name, self.strides, self.source, self.value, self.raw, self.more)
-        if self.kind == "index" and kind.kind in "iu":
-            return self  # whole numbers that float32 holds: what stores them converts them
-        if kind in (np.int64, np.uint64) and self.kind == "tile" and self.raw:
-            return Sym("wide", self.shape, kind, (self,))
-        raise Unsupported(f"a conversion of {self.dtype} to {kind} in the middle")
+        return converted(self, np.dtype(dtype))
 
     def copy(self, order: str = "C") -> Sym:
         return self
 
-    def any(self, *args: Any, **kwargs: Any) -> Any:
+    def any(self, axis: Any = None, keepdims: bool = False) -> Any:
+        from opennki.execute.forms import fold
+
+        if axis is None or self.dtype != BOOL:
+            raise Unsupported("it asks for the truth of a value")
+        return tagged(fold(self, "logical_or", axis, keepdims), BOOL)
+
+    def sum(self, axis: Any = None, keepdims: bool = False) -> Any:
+        from opennki.execute.forms import fold
+
+        if axis is None or self.dtype != BOOL:
+            raise Unsupported("a sum in another order")
+        return fold(self, "add", axis, keepdims)  # of truths: exact in any order
+
+    def all(self, *args: Any, **kwargs: Any) -> Any:
         raise Unsupported("it asks for the truth of a value")
 
-    all = sum = max = min = argmax = any
+    max = min = argmax = all
 
     def __getitem__(self, key: Any) -> Sym:
         parts = key if isinstance(key, tuple) else (key,)
-        if any(p is not None and not isinstance(p, slice) and p is not Ellipsis for p in parts) or Ellipsis in parts:
+        if len(parts) == 1 and isinstance(parts[0], np.ndarray):
+            from opennki.execute.forms import picked
+
+            return picked(self, parts[0])
+        if Ellipsis in parts or any(not (p is None or isinstance(p, (slice, int, np.integer))) for p in parts):
             raise Unsupported("an index into a value")
-        shape, strides, axis = [], [], 0
-        for p in parts:
-            if p is None:
-                shape.append(1)
-                strides.append(0)
-                continue
-            if p != slice(None):
-                raise Unsupported("a slice of a value")
-            shape.append(self.shape[axis])
-            strides.append(self.strides[axis] if self.strides else 0)
-            axis += 1
-        shape += self.shape[axis:]
-        strides += self.strides[axis:]
-        return _as(self, tuple(shape), tuple(strides)) if self.strides else reshaped(self, tuple(shape))
+        return _viewed(self, parts)
 
     # ---- operations ----
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, dtype: Any = None, **kwargs: Any) -> Any:
+        from opennki.execute.forms import UFUNCS, bits_or_truth, matmul, partition_fold
+
+        if method == "reduce" and ufunc.__name__ in SCALAR and kwargs.get("axis") == 0 and kwargs.get("keepdims"):
+            return partition_fold(inputs[0], ufunc.__name__)
         if method != "__call__" or kwargs:
             raise Unsupported(f"numpy.{ufunc.__name__}.{method}")
         if ufunc is np.matmul:
             return matmul(*inputs)
-        name = _UFUNCS.get(ufunc)
+        if ufunc in (np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert):
+            return bits_or_truth(ufunc.__name__, *inputs)
+        name = UFUNCS.get(ufunc)
         if name is None:
             raise Unsupported(f"numpy.{ufunc.__name__}")
         return call(name, *inputs)
 
     def __array_function__(self, function: Any, types_: Any, args: Any, kwargs: Any) -> Any:
-        found = getattr(numpy_like, function.__name__, None)
+        from opennki.execute.forms import numpy_like
+
+        found = numpy_like.__dict__.get(function.__name__)
         if found is None or found is function:
             raise Unsupported(f"numpy.{function.__name__}")
         return found(*args, **kwargs)
@@ -158,12 +182,23 @@ class Sym:
         self.__dict__.update(other.__dict__)
 
     def __matmul__(self, other: Any) -> Sym:
+        from opennki.execute.forms import matmul
+
         return matmul(self, other)
 
 
 def _binary(name: str, swapped: bool = False) -> Any:
     def method(self: Sym, other: Any) -> Sym:
         return call(name, other, self) if swapped else call(name, self, other)
+
+    return method
+
+
+def _bitwise(name: str) -> Any:
+    def method(self: Sym, *other: Any) -> Sym:
+        from opennki.execute.forms import bits_or_truth
+
+        return bits_or_truth(name, self, *other)
 
     return method
 
@@ -175,68 +210,156 @@ for _method, _function in {
     setattr(Sym, f"__{_method}__", _binary(_function))
     if _method in ("add", "sub", "mul", "truediv", "mod", "pow"):
         setattr(Sym, f"__r{_method}__", _binary(_function, True))
-def _logical(name: str) -> Any:
-    def method(self: Sym, other: Any = None) -> Sym:
-        operands = (self,) if name == "logical_not" else (self, const(other))
-        if any(o.dtype != np.bool_ for o in operands):
-            raise Unsupported("an operator on bits")
-        made = call(name, *operands)
-        return Sym(made.kind, made.shape, np.dtype(bool), made.args, made.name)
-
-    return method
-
-
-for _method, _function in {"and": "logical_and", "or": "logical_or", "xor": "logical_xor", "invert": "logical_not"}.items():
-    setattr(Sym, f"__{_method}__", _logical(_function))
-    if _method != "invert":
-        setattr(Sym, f"__r{_method}__", _logical(_function))
+for _method, _function in {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "invert": "invert"}.items():
+    setattr(Sym, f"__{_method}__", _bitwise(_function))
+    setattr(Sym, f"__r{_method}__", _bitwise(_function))
 Sym.__neg__ = lambda self: call("negative", self)  # type: ignore[attr-defined,operator]
 Sym.__abs__ = lambda self: call("abs", self)  # type: ignore[attr-defined]
 Sym.__hash__ = object.__hash__  # type: ignore[method-assign]
 
-_UFUNCS = {
-    getattr(np, ufunc): name
-    for ufunc, name in {
-        "add": "add", "subtract": "subtract", "multiply": "multiply", "divide": "divide", "maximum": "maximum", "minimum": "minimum",
-        "negative": "negative", "absolute": "abs", "sqrt": "sqrt", "exp": "exp", "log": "log", "square": "square",
-        "reciprocal": "reciprocal",
-        "equal": "equal", "not_equal": "not_equal", "greater": "greater", "greater_equal": "greater_equal", "less": "less",
-        "less_equal": "less_equal", "power": "power", "tanh": "tanh", "sin": "sin", "cos": "cos", "floor": "floor", "ceil": "ceil",
-        "trunc": "trunc", "logical_and": "logical_and", "logical_or": "logical_or", "logical_not": "logical_not",
-    }.items()
-}  # fmt: skip
 _TRUTHS = frozenset({"comparison", "logical"})
 
 
+# ---- values -----------------------------------------------------------------------------------------------------------
+
+
+def tile(source: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any], raw: bool, axes: Any = ()) -> Sym:
+    """An operand of an instruction."""
+    return Sym("tile", shape, dtype if raw else FLOAT, strides=strides, source=source, raw=raw, axes=axes)
+
+
 def const(value: Any) -> Sym:
-    """A number, or an array whose elements are all the same."""
+    """A number, or an array: a constant where its elements are all the same, else a tile."""
     if isinstance(value, Sym):
         return value
     array = np.asarray(value)
-    if array.dtype.kind not in "fbiu" or not array.size:
+    if array.dtype.kind not in "fbiuV" or not array.size:
         raise Unsupported(f"a constant of {array.dtype}")
     first = array.reshape(-1)[0]
     if array.size > 1 and any(array.strides) and not (array == first).all():
-        raise Unsupported("an array of constants")
-    if array.dtype.kind in "iu" and abs(int(first)) > 1 << 24:
-        raise Unsupported("an integer constant that float32 does not have")
-    return Sym("const", array.shape, FLOAT, value=float(np.float32(first)))
+        return _array(array)
+    if array.dtype.kind == "V" or (array.dtype.kind == "f" and array.dtype.itemsize <= 2):
+        bits = int(np.asarray(first).reshape(1).view(f"u{array.dtype.itemsize}")[0])
+        return Sym("const", array.shape, array.dtype, value=float(first), raw=True, more={"bits": bits})
+    more = {"int": int(first)} if array.dtype.kind in "iu" else {}
+    with np.errstate(all="ignore"):
+        return Sym("const", array.shape, BOOL if array.dtype == BOOL else FLOAT, value=float(np.float32(first)), more=more)
+
+
+def _array(array: np.ndarray) -> Sym:
+    if array.dtype.kind in "iu":
+        if np.abs(array.astype(np.float64)).max() > EXACT:
+            return loaded(tile(Constant(array.astype(np.int64)), array.shape, array.astype(np.int64).strides, INT64, True))
+        more = {"integers": array.astype(np.int64)}
+    elif array.dtype == BOOL or array.dtype == FLOAT:
+        more = {}
+    else:
+        raise Unsupported(f"an array of {array.dtype} constants")
+    numbers = np.ascontiguousarray(array, np.float32)
+    return Sym("tile", array.shape, BOOL if array.dtype == BOOL else FLOAT, strides=numbers.strides, source=Constant(numbers), more=more)
+
+
+def loaded(raw: Sym) -> Sym:
+    """The integers of a tile in 64 bits."""
+    return Sym("wide", raw.shape, INT64, (raw,), "load")
+
+
+def widened(value: Sym) -> Sym:
+    """An integer value in 64 bits."""
+    if value.kind in ("wide", "exact"):
+        return value
+    if value.kind == "const" and "int" in value.more:
+        return Sym("wide", value.shape, INT64, name="const", more={"int": value.more["int"]})
+    if "integers" in value.more and value.kind == "tile":
+        array = value.more["integers"]
+        if array.shape == value.shape:
+            return loaded(tile(Constant(array), array.shape, np.ascontiguousarray(array).strides, INT64, True))
+    if (value.raw and value.dtype.kind in "iu") or value.dtype == BOOL or value.kind == "index":
+        return loaded(value)
+    raise Unsupported("an integer that is none")
+
+
+def number(value: Sym) -> Sym:
+    """The value as float32, where it is bits that float32 can hold."""
+    if not value.raw:
+        return value
+    if value.kind == "tile":
+        return Sym("tile", value.shape, FLOAT, strides=value.strides, source=value.source, axes=value.axes)
+    if value.kind == "const":
+        return Sym("const", value.shape, FLOAT, value=value.value)
+    return Sym("late", value.shape, FLOAT, (value,), more={"how": number})
+
+
+def tagged(sym: Sym, dtype: np.dtype[Any]) -> Sym:
+    """The same value under another dtype."""
+    return Sym(**{**sym.__dict__, "dtype": dtype})
+
+
+def converted(sym: Sym, kind: np.dtype[Any]) -> Sym:
+    """astype."""
+    if sym.kind in ("wide", "exact"):
+        if kind in (INT64, np.dtype(np.uint64)):
+            return tagged(sym, kind)
+        if kind == BOOL:
+            return call("not_equal", sym, 0)
+        return Sym("cast", sym.shape, kind, (sym,), raw=kind != FLOAT, more={"wraps": True})
+    if kind == FLOAT and sym.raw:
+        return number(sym)
+    if kind == sym.dtype:
+        return sym
+    if sym.kind == "const":
+        if kind.kind in "iu" and sym.raw is False and "int" not in sym.more and sym.value == int(sym.value):
+            return Sym("const", sym.shape, sym.dtype, value=sym.value, more={"int": int(sym.value)})
+        return sym if kind.kind in "iu" else tagged(sym, kind)
+    if kind == BOOL:
+        return call("not_equal", sym, 0)
+    if sym.dtype == BOOL and kind == FLOAT:
+        return tagged(sym, FLOAT)
+    if sym.kind == "index" and kind.kind in "iu":
+        return sym  # whole numbers that float32 holds: what stores them converts them
+    if kind.kind in "iu" and (sym.dtype == BOOL or (sym.raw and sym.dtype.kind in "iu")):
+        wide = widened(sym)
+        return tagged(wide, kind) if kind.itemsize == 8 else converted(wide, kind)
+    raise Unsupported(f"a conversion of {sym.dtype} to {kind} in the middle")
 
 
 def call(name: str, *args: Any) -> Sym:
     """A scalar function of values."""
     entry = SCALAR[name]
     values = [const(a) for a in args[: entry.arity]]
-    if any(v.kind == "wide" for v in values):
-        if name not in ("add", "subtract", "multiply") or not all(v.kind == "wide" for v in values):
-            raise Unsupported(f"{name} of 64-bit integers")
-        return Sym("exact", _shape(*(v.shape for v in values)), values[0].dtype, tuple(v.args[0] for v in values), name)
-    raw = entry.group == "bitvec"
-    if raw != any(v.raw for v in values):
-        raise Unsupported(f"{name} of {'numbers' if raw else 'bits'}")
-    shape = _shape(*(v.shape for v in values))
-    dtype = values[0].dtype if raw else np.dtype(bool) if entry.group in _TRUTHS else FLOAT
-    return Sym("call", shape, dtype, tuple(values), name, raw=raw)
+    shape = broadcast(*(v.shape for v in values))
+    if entry.group == "bitvec":
+        raw = next((v for v in values if v.raw), None)
+        if raw is None or raw.dtype.kind not in "iu" or any(v.kind == "wide" for v in values):
+            raise Unsupported(f"{name} of numbers")
+        bits = tuple(tagged(v, np.dtype(np.int32)) if v.kind == "index" else v for v in values)
+        return Sym("call", shape, raw.dtype, bits, name, raw=True)
+    if any(v.raw for v in values):
+        known = all(_exact(v) or (entry.group in _TRUTHS and _zero(w)) for v, w in zip(values, reversed(values), strict=True))
+        values = [number(v) if known else widened(v) if v.raw else v for v in values]
+    if any(v.kind in ("wide", "exact") for v in values):
+        return _wide(name, values, shape)
+    return Sym("call", shape, BOOL if entry.group in _TRUTHS else FLOAT, tuple(values), name)
+
+
+def _exact(value: Sym) -> bool:
+    """Whether a value is a number that float32 holds, and arithmetic on it is that of float32."""
+    return not value.raw or value.kind == "const" or value.dtype == FLOAT or (value.dtype.kind in "iu" and value.dtype.itemsize < 4)
+
+
+def _zero(value: Sym) -> bool:
+    return value.kind == "const" and value.value == 0
+
+
+def _wide(name: str, values: list[Sym], shape: tuple[int, ...]) -> Sym:
+    simple = all(v.kind == "wide" and v.name == "load" and v.args[0].kind == "tile" and not isinstance(v.args[0].source, Constant)
+                 for v in values)  # fmt: skip
+    if simple and name in ("add", "subtract", "multiply"):
+        return Sym("exact", shape, values[0].dtype, tuple(v.args[0] for v in values), name)
+    truth = SCALAR[name].group == "comparison"
+    if not truth and name not in ("add", "subtract", "multiply", "maximum", "minimum"):
+        raise Unsupported(f"{name} of 64-bit integers")
+    return Sym("wide", shape, BOOL if truth else INT64, tuple(widened(v) for v in values), name)
 
 
 def scalar_function(name: str, _: Any) -> Any:
@@ -246,75 +369,95 @@ def scalar_function(name: str, _: Any) -> Any:
         if not any(isinstance(a, Sym) for a in args):
             return SCALAR[name].numpy(*args)
         made = call(name, *args)
-        return made.astype(FLOAT) if made.dtype == np.bool_ else made
+        return tagged(made, FLOAT) if made.dtype == BOOL and made.kind != "wide" else made
 
     return function
 
 
-def select(condition: Any, a: Any, b: Any) -> Sym:
-    """np.where."""
-    c, x, y = const(condition), const(a), const(b)
-    if x.raw != y.raw and "const" not in (x.kind, y.kind):
-        raise Unsupported("a selection between bits and numbers")
-    raw = x.raw or y.raw
-    return Sym("select", _shape(c.shape, x.shape, y.shape), x.dtype if x.kind != "const" else y.dtype, (c, x, y), raw=raw)
+# ---- other forms of a value ---------------------------------------------------------------------------------------------
 
 
-def fold(x: Any, op: Any, axes: Any, keepdims: bool = False) -> Sym:
-    """reduce_free: a fold over free axes."""
-    x, name = const(x), resolve(op)
-    reduced = tuple(sorted({int(a) % x.ndim for a in ((axes,) if isinstance(axes, (int, np.integer)) else axes)}))
-    if 0 in reduced or not reduced or x.raw or SCALAR[name].group == "bitvec":
-        raise Unsupported("a fold of this kind")
-    full = tuple(1 if i in reduced else n for i, n in enumerate(x.shape))
-    made = Sym("fold", full, FLOAT, (x,), name, more={"axes": reduced})
-    return made if keepdims else reshaped(made, tuple(n for i, n in enumerate(x.shape) if i not in reduced))
+def late(sym: Sym, shape: tuple[int, ...], how: Callable[[Sym], Sym]) -> Sym:
+    """What `how` makes of the value as a contiguous tile."""
+    if sym.kind in ("wide", "exact") and sym.dtype != BOOL:
+        return loaded(Sym("late", shape, INT64, (sym,), raw=True, more={"how": how}))
+    return Sym("late", shape, sym.dtype, (sym,), raw=sym.raw, more={"how": how})
 
 
-def partition_fold(x: Any, op: Any) -> Sym:
-    """reduce_partition: a fold over the partitions."""
-    x, name = const(x), resolve(op)
-    if x.kind != "tile" or x.raw:
-        raise Unsupported("a fold over the partitions of a computed value")
-    return Sym("pfold", (1, *x.shape[1:]), FLOAT, (x,), name)
+def seen(sym: Sym, shape: tuple[int, ...], strides: tuple[int, ...], axes: Axes = ()) -> Sym:
+    """A leaf in another form."""
+    return Sym(sym.kind, shape, sym.dtype, sym.args, sym.name, strides, sym.source, sym.value, sym.raw,
+               {k: v for k, v in sym.more.items() if k != "integers" or shape == sym.shape}, axes)  # fmt: skip
 
 
-def scan(data0: Any, data1: Any, initial: Any, op0: Any, op1: Any, reverse0: bool = False, reverse1: bool = False) -> Sym:
-    """scan_free."""
-    values = const(data0), const(data1), const(initial)
-    if any(v.kind not in ("tile", "const") or v.raw for v in values) or values[0].kind != "tile" or values[1].kind != "tile":
-        raise Unsupported("a scan of a computed value")
-    return Sym("scan", values[0].shape, FLOAT, values, more={"ops": (resolve(op0), resolve(op1)), "reverse": (reverse0, reverse1)})
-
-
-def matmul(a: Any, b: Any) -> Sym:
-    """A product of two tiles, the left one transposed."""
-    x, y = const(a), const(b)
-    if x.kind != "tile" or y.kind != "tile" or x.ndim != 2 or y.ndim != 2 or x.raw or y.raw:
-        raise Unsupported("a product of computed values")
-    return Sym("matmul", (x.shape[0], y.shape[1]), FLOAT, (x, y))
-
-
-def _as(sym: Sym, shape: tuple[int, ...], strides: tuple[int, ...]) -> Sym:
-    return Sym(sym.kind, shape, sym.dtype, sym.args, sym.name, strides, sym.source, sym.value, sym.raw, sym.more)
+def _viewed(sym: Sym, parts: tuple[Any, ...]) -> Sym:
+    """A slice of a value."""
+    if sym.kind == "wide" and sym.name == "load":
+        return loaded(_viewed(sym.args[0], parts))
+    if not sym.is_leaf:
+        whole = all(p is None or p == slice(None) for p in parts)
+        shape = tuple(np.empty(sym.shape, np.int8)[parts].shape)
+        return reshaped(sym, shape) if whole else late(sym, shape, lambda t: _viewed(t, parts))
+    shape_: list[int] = []
+    strides: list[int] = []
+    axes: list[Any] = []
+    offset = axis = 0
+    old = sym.strides or (0,) * sym.ndim
+    tags = sym.axes or (-1,) * sym.ndim
+    for p in parts:
+        if p is None:
+            shape_.append(1)
+            strides.append(0)
+            axes.append(-1)
+            continue
+        n, s, tag = sym.shape[axis], old[axis], tags[axis]
+        axis += 1
+        if isinstance(p, slice):
+            start, stop, step = p.indices(n)
+            shape_.append(len(range(start, stop, step)))
+            strides.append(s * step)
+            axes.append(tag if shape_[-1] == n or tag == -1 else JOINED)
+            offset += s * start
+        else:
+            offset += s * (int(p) % n)
+            if tag != -1:
+                raise Unsupported("an element of a dimension that a mask narrows")
+    shape_ += sym.shape[axis:]
+    strides += old[axis:]
+    axes += tags[axis:]
+    if offset and sym.kind in ("pred", "index"):
+        return late(sym, tuple(shape_), lambda t: _viewed(t, parts))
+    made = seen(sym, tuple(shape_), tuple(strides) if sym.strides else (), tuple(axes) if sym.axes else ())
+    if offset:
+        made.source = Part(sym.source, offset) if not isinstance(sym.source, Part) else Part(sym.source.base, sym.source.offset + offset)
+    return made
 
 
 def reshaped(sym: Sym, shape: tuple[int, ...]) -> Sym:
-    """A value in another shape: tiles by their strides, computed values by their parts."""
+    """A value in another shape: tiles by their strides, computed values by their parts, or late."""
     if shape == sym.shape:
         return sym
     if prod(shape) != sym.size:
         raise Unsupported(f"a reshape of {sym.shape} to {shape}")
     if sym.kind == "const":
-        return _as(sym, shape, ())
-    if sym.strides:
-        return _as(sym, shape, strides_of(sym.shape, sym.strides, shape))
+        return seen(sym, shape, ())
+    if sym.kind == "wide" and sym.name == "load":
+        return loaded(reshaped(sym.args[0], shape))
+    if sym.is_leaf:
+        try:
+            return seen(sym, shape, strides_of(sym.shape, sym.strides, shape), carried(sym.shape, sym.axes, shape))
+        except Unsupported:
+            return late(sym, shape, lambda t: reshaped(t, shape))
     if sym.kind in ("fold", "scan", "matmul", "pfold"):
         # elements keep their order: what stores them finds them by it
-        more = {"base": sym.shape, **sym.more}
-        return Sym(sym.kind, shape, sym.dtype, sym.args, sym.name, (), sym.source, sym.value, sym.raw, more)
-    parts = tuple(_part(a, sym.shape, shape) for a in sym.args)
-    return Sym(sym.kind, shape, sym.dtype, parts, sym.name, raw=sym.raw, more=sym.more)
+        return Sym(sym.kind, shape, sym.dtype, sym.args, sym.name, raw=sym.raw, more={"base": sym.shape, **sym.more})
+    if sym.kind in ("call", "select", "round", "exact"):
+        try:
+            parts = tuple(_part(a, sym.shape, shape) for a in sym.args)
+            return Sym(sym.kind, shape, sym.dtype, parts, sym.name, value=sym.value, raw=sym.raw, more=sym.more)
+        except Unsupported:
+            pass
+    return late(sym, shape, lambda t: reshaped(t, shape))
 
 
 def _part(arg: Sym, old: tuple[int, ...], new: tuple[int, ...]) -> Sym:
@@ -328,136 +471,6 @@ def _part(arg: Sym, old: tuple[int, ...], new: tuple[int, ...]) -> Sym:
     raise Unsupported(f"a reshape of a value with a part of {arg.shape}")
 
 
-def strides_of(shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a tile seen in another shape. Raises Unsupported where it would have to be copied."""
-    old = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
-    out: list[int] = []
-    i = 0
-    remaining, stride = (old[0] if old else (1, 0))
-    for n in new:
-        if n == 1:
-            out.append(0)
-            continue
-        # join old dimensions until they hold n
-        while remaining % n and i + 1 < len(old) and stride == old[i + 1][0] * old[i + 1][1]:
-            i += 1
-            remaining, stride = remaining * old[i][0], old[i][1]
-        if remaining == 1 and i + 1 < len(old):
-            i += 1
-            remaining, stride = old[i]
-            while remaining % n and i + 1 < len(old) and stride == old[i + 1][0] * old[i + 1][1]:
-                i += 1
-                remaining, stride = remaining * old[i][0], old[i][1]
-        if remaining % n:
-            raise Unsupported(f"a reshape of {shape} to {new} that is no view")
-        remaining //= n
-        out.append(stride * remaining)
-        if remaining == 1 and i + 1 < len(old):
-            i += 1
-            remaining, stride = old[i]
-    return tuple(out)
-
-
-def tile(source: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any], raw: bool) -> Sym:
-    """An operand of an instruction."""
-    return Sym("tile", shape, dtype if raw else FLOAT, strides=strides, source=source, raw=raw)
-
-
-# ---- the module in the place of NumPy ---------------------------------------------------------------------------------
-
-
-def _asarray(value: Any, dtype: Any = None, **kwargs: Any) -> Any:
-    if isinstance(value, Sym):
-        return value if dtype is None else value.astype(dtype)
-    return np.asarray(value, dtype, **kwargs)
-
-
-def _broadcast_to(value: Any, shape: Any) -> Any:
-    if not isinstance(value, Sym):
-        return np.broadcast_to(value, shape)
-    wanted = tuple(shape)
-    if value.shape == wanted:
-        return value
-    if value.kind == "const":
-        return _as(value, wanted, ())
-    if value.strides:
-        grown = (1,) * (len(wanted) - value.ndim) + value.shape
-        strides = (0,) * (len(wanted) - value.ndim) + value.strides
-        return _as(value, wanted, tuple(0 if n == 1 else s for n, s in zip(grown, strides, strict=True)))
-    raise Unsupported("a computed value spread over a shape")
-
-
-def _copyto(out: Any, value: Any, casting: str = "same_kind", where: Any = True) -> None:
-    if not isinstance(out, Sym):
-        raise Unsupported("an assignment into an array of numbers")
-    before = dataclasses.replace(out)
-    made = const(value) if where is True else select(where, value, before)
-    if made.shape != before.shape:
-        made = _broadcast_to(made, before.shape) if made.kind in ("const", "tile") else made
-    out.become(made)
-
-
-def _full(shape: Any, value: Any, dtype: Any = np.float32, **kwargs: Any) -> Any:
-    if isinstance(value, Sym):
-        return _broadcast_to(value, shape if isinstance(shape, tuple) else (shape,))
-    if np.dtype(dtype) != FLOAT:
-        return np.full(shape, value, dtype)
-    return Sym("const", shape if isinstance(shape, tuple) else (int(shape),), FLOAT, value=float(np.float32(value)))
-
-
-def _where(*args: Any) -> Any:
-    return select(*args) if any(isinstance(a, Sym) for a in args) else np.where(*args)
-
-
-def _either(name: str) -> Any:
-    """A NumPy function over symbols, or over numbers."""
-    plain = getattr(np, name)
-
-    def function(*args: Any, out: Any = None, dtype: Any = None, **kwargs: Any) -> Any:
-        if any(isinstance(a, Sym) for a in args):
-            return call(_UFUNCS[plain], *args)
-        if out is not None:
-            kwargs["out"] = out
-        return plain(*args, **({"dtype": dtype} if dtype is not None else {}), **kwargs)
-
-    return function
-
-
-def _errstate(*args: Any, **kwargs: Any) -> Any:
-    return nullcontext()
-
-
-class _Namespace(types.ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
-
-
-numpy_like = _Namespace("numpy_like")
-numpy_like.__dict__.update(
-    ndarray=Sym,
-    asarray=_asarray,
-    array=lambda value, dtype=None, **k: _asarray(value, dtype) if isinstance(value, Sym) else np.array(value, dtype, **k),
-    ascontiguousarray=lambda value, dtype=None: _asarray(value, dtype),
-    broadcast_to=_broadcast_to,
-    where=_where,
-    copyto=_copyto,
-    full=_full,
-    errstate=_errstate,
-    may_share_memory=lambda a, b: False,
-    shape=lambda value: value.shape if isinstance(value, Sym) else np.shape(value),
-    size=lambda value: value.size if isinstance(value, Sym) else np.size(value),
-    matmul=matmul,
-    **{ufunc.__name__: _either(ufunc.__name__) for ufunc in _UFUNCS},
-)
-
-TRANSLATOR = Translator(
-    numpy_like,
-    {
-        reduce.reduce_free: fold,
-        reduce.reduce_partition: partition_fold,
-        reduce.scan_free: scan,
-        known.certain: lambda truth: False,  # a shortcut that only numbers can justify
-        vector_rules.included: lambda mask, like: mask,
-    },
-    scalar_function,
-)
+def storage_name(dtype: np.dtype[Any]) -> str:
+    """The name of the dtype of a temporary tile."""
+    return dtypes.canonical(dtype)

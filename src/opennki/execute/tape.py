@@ -6,7 +6,7 @@ import ctypes as C
 from typing import TYPE_CHECKING, Any
 
 from opennki.execute import abi
-from opennki.execute.calls import Call, pointer
+from opennki.execute.calls import Call, pointer, product_scratch
 from opennki.execute.nodes import Back, Branch, Divide, Loop, Node, Repeat, Run, Zero
 from opennki.ir.affine import Affine, Var
 from opennki.isa import dtypes
@@ -77,10 +77,14 @@ class Native:
             elif isinstance(node, Back):
                 self.emit(abi.OP_BACK, node.index)
             elif isinstance(node, Repeat):
+                self.emit(abi.OP_FOR, node.counter, n=1)
                 start = len(self.ops)
                 self.body(node.body)
-                self.tests.append((Affine(), node.slot))
-                self.emit(abi.OP_TEST, len(self.tests) - 1, start, dtypes.itemsize(node.cond.alloc.dtype), node.cond.alloc.size)
+                self.emit(abi.OP_NEXT, node.counter, start, n=-1)  # counts on, and never goes back
+                size = dtypes.itemsize(node.cond.dtype) + 256 * dtypes.is_float(node.cond.dtype)
+                for base, count in node.tests:
+                    self.tests.append((base, node.slot))
+                    self.emit(abi.OP_TEST, len(self.tests) - 1, start, size, count)
 
     # ---- memory ----
     def _structure(self) -> tuple[abi.TapeStruct, list[Any]]:
@@ -101,32 +105,30 @@ class Native:
         calls = []
         for c in self.calls:
             addresses = array(abi.Address, [(affine(e), slot) for e, slot in c.addresses])
-            bounds = array(abi.Bound, [(affine(e), _strides(s), size, error) for e, s, size, error in c.bounds]) if c.bounds else None
+            bounds = array(abi.Bound, [(affine(e), _strides(s), *rest) for e, s, *rest in c.bounds]) if c.bounds else None
             clips = array(abi.Clip, [(affine(e), axis, stride) for e, axis, stride in c.clips]) if c.clips else None
             preds = array(abi.AffineExpr, [affine(e) for e in c.preds]) if c.preds else None
             indices = array(abi.AffineExpr, [affine(e) for e in c.indices]) if c.indices else None
             keep.append(c.what)
             calls.append((
                 c.kind, len(c.shape), pointer(c.what), _strides(c.shape), len(c.addresses), len(c.bounds), len(c.clips), len(c.preds),
-                len(c.indices), 0, addresses, bounds, clips, preds, indices,
+                len(c.indices), int(c.whole), addresses, bounds, clips, preds, indices,
             ))  # fmt: skip
         ops = array(abi.OpStruct, self.ops)
         affines = array(abi.AffineExpr, [affine(e) for e in self.affines])
         tests = array(abi.Address, [(affine(e), slot) for e, slot in self.tests])
         made_calls = array(abi.Call, calls)
         made_terms = array(abi.Term, terms)
-        scratch = max([product_scratch(c) for c in self.calls if c.kind == abi.K_MM], default=0)
+        scratch = max([scratch_of(c) for c in self.calls], default=0)
         struct = abi.TapeStruct(ops, made_calls, affines, made_terms, tests, len(self.ops), self.n_env, self.n_buffers, scratch)
         return struct, keep
 
 
-def product_scratch(call: Call) -> int:
-    """Bytes of scratch memory of a matrix product."""
-    from opennki.execute.build import library
-
-    lib = library().lib
-    assert lib is not None
-    return int(lib.nki_mm_scratch(C.byref(call.what)))
+def scratch_of(call: Call) -> int:
+    """Bytes of scratch memory of a call."""
+    if call.kind == abi.K_MM:
+        return product_scratch(call.what)
+    return int(call.what.scratch) if call.kind == abi.K_STEPS else 0
 
 
 def _strides(values: tuple[int, ...]) -> Any:

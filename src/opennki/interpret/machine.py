@@ -209,6 +209,7 @@ class Tape:
             self.layout.alloc(a)
         self.loops: list[int] = [self.layout.var(v) for v in kernel.grid]
         self.program_slots = tuple(self.loops)
+        self.counters: dict[DoWhile, int] = {}  # slots that count the rounds
         self._body(kernel.body, self.ranges)
         self.outputs = [View(o, self.layout, {}, "output", o.alloc.loc) for o in kernel.outputs]
         self._memory(kernel)
@@ -321,7 +322,7 @@ class Tape:
                                        read=suspect.mode != "write")
 
     def _do_while(self, loop: DoWhile, ranges: dict[Var, Range]) -> None:
-        counter = self.layout.var(Var(f"while{len(self.steps)}", 0, 1 << 31))
+        counter = self.counters[loop] = self.layout.var(Var(f"while{len(self.steps)}", 0, 1 << 31))
 
         def begin(machine: Instance) -> None:
             machine.env[counter] = 0

@@ -65,6 +65,7 @@ class Plan:
         self.layout = layout
         info = call_view(decl, instr.operands, instr.engine, instr.results[0].dtype if instr.results else None)
         raw = decl.raw(info)
+        self.mask_dims = {name: decl.masked_dims(name, info) for name in decl.mask_dims}
         masked = bool(instr.mask)
         self.static: dict[str, Any] = {}
         self.inputs: list[Operand] = []
@@ -116,7 +117,7 @@ class Plan:
             if view.dynamic is not None:
                 view.dynamic.skip = skip
             reads = reads_of(decl, param, self.instr.operands)
-            op = Operand(name, view, spec.dims, raw, reads, decl.mask_dims.get(name))
+            op = Operand(name, view, spec.dims, raw, reads, self.mask_dims.get(name))
             if value.mask:
                 op.zero = Masker(value.mask, value.shape, layout)
             self.inputs.append(op)
@@ -350,14 +351,19 @@ def _general(plan: Plan) -> Step:
             if full:
                 part = ((0,) * len(view.shape), view.shape)
             else:
-                part = _part(name, decl.mask_dims.get(name), view.shape, lo, hi, decl, iteration)
+                part = _part(name, plan.mask_dims.get(name), view.shape, lo, hi, decl, iteration)
             shape = tuple(b - a for a, b in zip(*part, strict=True))
             if shape != view.shape and isinstance(value, np.ndarray) and value.ndim == len(shape) and value.shape != shape:
                 # a body that knows an extent of its result by itself makes all of it
                 value = value[tuple(slice(a, b) if n == whole_n else slice(None) for n, whole_n, a, b in zip(
                     value.shape, view.shape, *part, strict=True))]
-            keep = where if where is not None and where.shape == shape and not (wants_mask and name != decl.mask_on and
-                                                                                view.shape != iteration) else None
+            keep: Array | None
+            order: Any = plan.mask_dims.get(name)
+            if where is not None and turned(order, iteration, view.shape):
+                keep = where.transpose(order)
+            else:
+                keep = where if where is not None and where.shape == shape and not (wants_mask and name != decl.mask_on and
+                                                                                    view.shape != iteration) else None
             if skipped is not None and skipped.shape == shape:
                 keep = skipped if keep is None else keep & skipped
             if view.dynamic is not None:
@@ -400,6 +406,14 @@ def _general(plan: Plan) -> Step:
                 return
         run(machine, box, masker.where(machine.env, *box))
     return step
+
+
+def turned(dims: Any, iteration: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a result has the dimensions that a mask counts, in another order."""
+    if dims is None or len(dims) != len(shape) or len(shape) != len(iteration) or None in dims:
+        return False
+    order = tuple(range(len(dims)))
+    return tuple(sorted(dims)) == order != tuple(dims) and shape == tuple(iteration[k] for k in dims)
 
 
 def _inside_box(machine: Any, masker: Masker, box: Any, iteration: tuple[int, ...]) -> Array:

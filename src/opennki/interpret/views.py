@@ -273,12 +273,18 @@ class Dynamic:
             assert inside is not None
             bad = np.broadcast_to(np.logical_not(inside), shape)
             first = int(np.broadcast_to(total, shape)[bad][0])
-            # kernels of the vendor's users catch a plain IndexError about the flattened tensor; our report is its cause
-            raise IndexError(f"index {first} is out of bounds for axis 0 with size {view.alloc.size}") from self.error(wrong)
+            raise self.outside(wrong, first)
         if inside is not None:
             inside = np.broadcast_to(inside, shape)
             total = np.where(inside, total, 0)
         return total, inside
+
+    def outside(self, wrong: tuple[int, int, int], first: int) -> IndexError:
+        """The error of an index outside: (dimension, index, size), and the place in the flattened tensor."""
+        # kernels of the vendor's users catch a plain IndexError about the flattened tensor; our report is its cause
+        made = IndexError(f"index {first} is out of bounds for axis 0 with size {self.view.alloc.size}")
+        made.__cause__ = self.error(wrong)
+        return made
 
     def error(self, wrong: tuple[int, int, int]) -> NkiError:
         """The report of an index outside: (dimension, index, size)."""

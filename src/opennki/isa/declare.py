@@ -219,7 +219,7 @@ class Instruction:
     family: str
     raw: Callable[[Any], bool]
     mask_on: str
-    mask_dims: Mapping[str, tuple[int | None, ...]]
+    mask_dims: Mapping[str, Any]
     check: Callable[[Any, Any], None] | None
     choose_engine: Callable[[Any, Any], str] | None
     meets: Meets | None
@@ -250,6 +250,11 @@ class Instruction:
         """The tile parameters in declared order."""
         return tuple(p for p in self.params if isinstance(p.spec, Tile))
 
+    def masked_dims(self, name: str, call: Any) -> tuple[int | None, ...] | None:
+        """The mask dimension of each dimension of an operand in a call; None where they are the same."""
+        found = self.mask_dims.get(name)
+        return found(call) if callable(found) else found
+
     @property
     def outputs(self) -> tuple[Param, ...]:
         """The tile parameters that the instruction writes, in declared order."""
@@ -270,7 +275,7 @@ def _always(_call: Any) -> bool:
 def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, source: str,
                 results: tuple[Result, ...] = (), limits: tuple[Limit, ...] = (PARTITIONS,),
                 raw: bool | Callable[[Any], bool] = False, mask_on: str = "",
-                mask_dims: Mapping[str, tuple[int | None, ...]] | None = None,
+                mask_dims: Mapping[str, Any] | None = None,
                 check: Callable[[Any, Any], None] | None = None,
                 choose_engine: Callable[[Any, Any], str] | None = None, meets: Meets | None = None,
                 random: bool = False, positional: bool = False, min_generation: int = 2,
@@ -284,7 +289,8 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
     `raw(call)` says whether tiles arrive in their storage dtype. `mask_on` names the operand whose dimensions a mask counts
     (default: the iteration space, written elements only); the body then gets `mask` as truth values or None. `positional`: the place of
     an element in that operand has a meaning, so a mask does not narrow it but arrives as truth values.
-    `mask_dims` maps an operand to the mask dimension of each of its own (None: not narrowed) where they are not the same.
+    `mask_dims` maps an operand to the mask dimension of each of its own (None: not narrowed) where they are not the same, or to a function
+    of the call that gives them.
     `meets`: who takes part when a program waits here for others (see `isa.meeting`); the body gets the operands of all members as lists,
     and gives the value for everyone, a list with that of each member, or None for zeros.
     `check(call, target)` raises for rules that the vocabulary cannot say. `surface` is isa, language or internal.

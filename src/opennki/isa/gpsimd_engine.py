@@ -137,7 +137,7 @@ def take_rows(rows: Array, positions: Array) -> Array:
 
 
 @instruction(
-    engine="gpsimd", family="gather", source="api_legacy: isa.local_gather", raw=True,
+    positional=True, engine="gpsimd", family="gather", source="api_legacy: isa.local_gather", raw=True,
     results=(Result(shape=_gather_shape, dtype="src_buffer"),),
     check=_check_gather, cost=_gather_cost)
 def local_gather(src_buffer: T[Array, In("P S*", SBUF)], index: T[Array, In("P I*", SBUF, "uint16")],
@@ -202,6 +202,19 @@ def tensor_partition_reduce(op: T[str, Op(_PARTITION_OPS)], data: T[Array, In("P
     return reduce_partition(data, op).reshape(1, *data.shape[1:])
 
 
+def segment_bounds(ids: Array) -> tuple[Array, Array]:
+    """First element of the segment of each element of (n,), and one past its last; n and -1 for padding."""
+    n = ids.size
+    position = np.arange(n)
+    change = ids[1:] != ids[:-1]
+    first = np.where(np.concatenate(([True], change)), position, 0)
+    last = np.where(np.concatenate((change, [True])), position + 1, n)
+    start = np.maximum.accumulate(first)
+    end = np.minimum.accumulate(last[::-1])[::-1]
+    padding = ids == 0
+    return np.where(padding, n, start), np.where(padding, -1, end)
+
+
 def _check_bounds(c: Any, target: Any) -> None:
     if getattr(c, "dtype", None) not in (None, "float32", "int32"):
         raise NkiTypeError(f"dtype is {c.dtype}", operand="dtype",
@@ -225,16 +238,7 @@ def sequence_bounds(*, segment_ids: T[Array, In("1 F*", ON_CHIP, "float32 int32"
     of the segment of i, result[0, 1, i] one past its last; for padding they are n and -1. Cost: not
     documented; 150 + 2 n cycles is assumed.
     """
-    ids = segment_ids.reshape(-1)
-    n = ids.size
-    position = np.arange(n)
-    change = ids[1:] != ids[:-1]
-    first = np.where(np.concatenate(([True], change)), position, 0)
-    last = np.where(np.concatenate((change, [True])), position + 1, n)
-    start = np.maximum.accumulate(first)
-    end = np.minimum.accumulate(last[::-1])[::-1]
-    padding = ids == 0
-    return np.stack((np.where(padding, n, start), np.where(padding, -1, end)))[None]
+    return np.stack(segment_bounds(segment_ids.reshape(-1)))[None]
 
 
 def _no_library(function_name: Any = "", lib_file_name: Any = "") -> NkiError:

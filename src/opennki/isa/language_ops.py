@@ -79,6 +79,24 @@ def draw_key(stream: tuple[int, ...], state: Array | None) -> tuple[int, tuple[i
     return seed, ((int(stream[1]) - call) & _U32, len(seeded_at) - common, *here[common:])
 
 
+def seeded(seed: Array, stream: tuple[int, ...]) -> Array:
+    """The state after random_seed with the first element of a tile, at a place of the program."""
+    value = seed.reshape(-1)[0]
+    if value.dtype.kind in "iub":
+        word = int(value) & _U32
+    else:
+        number = float(value)
+        word = int(number) & _U32 if np.isfinite(number) else 0
+    position = [int(v) & _U32 for v in stream[2:]][: _WORDS - 4]
+    return pack_state([1, word, int(stream[1]) & _U32, len(position), *position])
+
+
+def drawn(stream: tuple[int, ...], state: Array | None, shape: tuple[int, ...]) -> Array:
+    """Uniform float32 in [0, 1) of a shape, for a place of the program and the state of the generator."""
+    seed, key = draw_key(stream, state)
+    return uniform(seed, key, shape)
+
+
 def _check_seed(c: Any, target: Any) -> None:
     shape = getattr(c.seed, "shape", ())
     if prod(shape) != 1:
@@ -100,14 +118,7 @@ def random_seed(seed: T[Any, In("P F*", ON_CHIP, NUMERIC, scalar=True)], *, mask
     gives the same sequence in every program and kernel: the n-th draw after it depends on the seed, n and the
     loop iterations between only. mask guards the instruction. Cost: 64 cycles.
     """
-    value = np.asarray(seed).reshape(-1)[0]
-    if value.dtype.kind in "iub":
-        word = int(value) & _U32
-    else:
-        number = float(value)
-        word = int(number) & _U32 if np.isfinite(number) else 0
-    position = [int(v) & _U32 for v in stream[2:]][: _WORDS - 4]
-    return pack_state([1, word, int(stream[1]) & _U32, len(position), *position])
+    return seeded(np.asarray(seed), stream)
 
 
 def _shape(c: Any) -> tuple[int, ...]:
@@ -139,8 +150,7 @@ def rand(shape: T[Any, Attr((tuple, list, int))], dtype: T[Any, DType] = np.floa
     (after nl.random_seed: see there). Result: SBUF. Cost: max(64, F) cycles, assumed.
     """
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
-    seed, key = draw_key(stream, seed_state)
-    return uniform(seed, key, dims), seed_state
+    return drawn(stream, seed_state, dims), seed_state
 
 
 def _check_dropout(c: Any, target: Any) -> None:
@@ -182,9 +192,8 @@ def dropout(data: T[Array, In("P F*", ON_CHIP)], prob: T[Any, In("P 1", ON_CHIP,
     is given. The numbers drawn are those of nl.rand. mask counts the dimensions of data. Cost: max(64, F)
     cycles.
     """
-    seed, key = draw_key(stream, seed_state)
     chance = np.asarray(prob).astype(np.float32)
-    dropped = (uniform(seed, key, data.shape) < chance) & (chance <= 1)
+    dropped = (drawn(stream, seed_state, data.shape) < chance) & (chance <= 1)
     return np.where(dropped, np.zeros((), data.dtype), data), seed_state
 
 
@@ -195,6 +204,7 @@ def _check_broadcast(c: Any, target: Any) -> None:
 
 
 @instruction(
+    positional=True,  # the result has all of its partitions, whatever the mask leaves of them
     engine="gpsimd", family="copy", source="api_legacy: language.broadcast_to", surface="internal", raw=True,
     limits=(),
     results=(Result(shape=lambda c: (c.partitions, *c.src.shape[1:]), dtype="src"),), check=_check_broadcast,
@@ -219,7 +229,7 @@ def _check_gather_flattened(c: Any, target: Any) -> None:
 
 
 @instruction(
-    engine="gpsimd", family="gather", source="api_legacy: language.gather_flattened", surface="language",
+    positional=True, engine="gpsimd", family="gather", source="api_legacy: language.gather_flattened", surface="language",
     raw=True,
     results=(Result(shape=lambda c: tuple(c.indices.shape), dtype="data"),), check=_check_gather_flattened,
     mask_dims={"data": (0, None, None, None)}, cost=cost.gpsimd)

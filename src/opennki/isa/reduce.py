@@ -264,8 +264,8 @@ def scan_free(
     return np.ascontiguousarray(result.T).reshape(data0.shape)
 
 
-def running(step: Callable[..., Array], state: Array, *rows: Array) -> Array:
-    """(P, F) float32 of the states after each column: state = step(state, *columns), from left to right.
+def running(step: Callable[..., Array], state: Array, *rows: Array) -> tuple[Array, Array]:
+    """The states after each column, (P, F) float32, and the last one, (P,): state = step(state, *columns), from left to right.
 
     state: float32 (P,); rows: one or more (P, F), of which `step` gets column after column.
     """
@@ -273,7 +273,7 @@ def running(step: Callable[..., Array], state: Array, *rows: Array) -> Array:
     for i in range(out.shape[1]):
         state = step(state, *[x[:, i] for x in rows])
         out[:, i] = state
-    return out
+    return out, state
 
 
 def _scan_operator(op: object) -> Any:

@@ -28,6 +28,7 @@ from opennki.isa.declare import (
     instruction,
 )
 from opennki.isa.enums import reduce_cmd as cmd
+from opennki.isa.known import certain
 from opennki.isa.reduce import reduce_free
 from opennki.isa.scalar import ACTIVATIONS, SCALAR
 
@@ -82,7 +83,7 @@ def _apply(op: str, data: Array, bias: Array | None, scale: Any) -> Array:
     if getattr(scale, "ndim", 0):
         x = data * scale
     else:
-        x = data if scale == 1 else data * np.float32(scale)
+        x = data if certain(np.equal(scale, 1)) else data * np.asarray(scale, np.float32)
     if bias is not None:
         x = x + bias if x is data else np.add(x, bias, out=x)
     return np.asarray(SCALAR[op].raw(x))

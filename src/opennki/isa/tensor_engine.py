@@ -195,6 +195,20 @@ def _selected(moving: Array) -> Array | slice | None:
     return rows if single else None
 
 
+def routed(stationary: Array, moving: Array) -> Array:
+    """The product of two raw tiles that passes bits on: where each column of `moving` has a single 1, the rows of `stationary` that they
+    select, transposed, in the dtype of `stationary`; else the product in float32."""
+    rows = _selected(moving)
+    if rows is not None:
+        moved: Array = stationary[rows].T
+        return moved
+    a, b = _float32(stationary), _float32(moving)
+    if np.may_share_memory(a, b):
+        b = b.copy()
+    with np.errstate(all="ignore"):
+        return np.asarray(a.T @ b)
+
+
 @instruction(
     engine="tensor", family="matmul",
     source="api_legacy: isa.nc_matmul; perf modes: isa.nc_matmul kwargs_seen",
@@ -232,9 +246,8 @@ def nc_matmul(stationary: T[Array, In("K M", SBUF, FLOATS, operand_mask=True)],
     of the result. Cost: max(min(64, M), N) cycles, times 4 for float32, times 2 for float32 with a onezero
     operand.
     """
-    rows = _selected(moving) if is_transpose and not accumulate else None
-    if rows is not None:
-        moved = stationary[rows].T
+    if is_transpose and not accumulate and not _double_row(perf_mode):
+        moved = routed(stationary, moving)
         return (moved, None) if dst is None else moved.reshape(dst.shape)
     a, b = _float32(stationary), _float32(moving)
     if _double_row(perf_mode):

@@ -89,6 +89,12 @@ def _reduce(op: str, x: Array, mask: Any, axes: tuple[int, ...] | None = None) -
     return np.asarray(reduce_free(x, op, axes if axes is not None else tuple(range(1, x.ndim)), True))
 
 
+def _kept_dims(c: Any) -> tuple[int, ...]:
+    """The dimensions of data that those of a reduction's result are."""
+    rank = len(c.data.shape)
+    return tuple(i for i in range(rank) if c.keepdims or i not in _axes(c.axis, rank))
+
+
 # ---- reductions ------------------------------------------------------------------------------------------
 
 
@@ -109,7 +115,7 @@ def _tensor_reduce_cost(d: Any, hw: Any) -> float:
 
 @instruction(
     engine="vector", family="reduce", source="api_legacy: isa.tensor_reduce",
-    results=(Result(_reduced_shape, "data"),), raw=lambda c: c.op in BITVEC, mask_on="data",
+    results=(Result(_reduced_shape, "data"),), raw=lambda c: c.op in BITVEC, mask_on="data", mask_dims={"result": _kept_dims},
     check=_tensor_reduce_check, cost=_tensor_reduce_cost)
 def tensor_reduce(op: T[str, Op(REDUCIBLE)], data: T[Array, In("P F*")],
                   axis: T[Any, Attr((int, tuple, list))], *,
@@ -180,7 +186,7 @@ def _masked_scan(first: str, second: str, d0: Array, d1: Array, state: Array, sw
     def step(state: Array, a: Array, b: Array, inside: Array) -> Array:
         value = apply(second, apply(first, a, state, swap[0]), b, swap[1])
         return np.where(inside, value, state)
-    return running(step, np.array(np.broadcast_to(state[:, 0], d0.shape[:1]), np.float32), d0, d1, chosen)
+    return running(step, np.array(np.broadcast_to(state[:, 0], d0.shape[:1]), np.float32), d0, d1, chosen)[0]
 
 
 @instruction(
@@ -267,11 +273,10 @@ def tensor_scalar_cumulative(*, src: T[Array, In("P F*", dtypes=_SMALL)],
         state = np.array(rows(start, partitions)[:, 0], np.float32)
     chosen = included(mask, src)
     if chosen is None:
-        out = running(lambda state, x: apply(op1, x, state), state, values)
+        out, last = running(lambda state, x: apply(op1, x, state), state, values)
     else:
-        out = running(lambda state, x, inside: np.where(inside, apply(op1, x, state), state), state, values,
-                      chosen.reshape(values.shape))
-    last = out[:, -1] if values.shape[1] else state
+        out, last = running(lambda state, x, inside: np.where(inside, apply(op1, x, state), state), state, values,
+                            chosen.reshape(values.shape))
     return out.reshape(src.shape), last.reshape((partitions,) + (1,) * (src.ndim - 1))
 
 
@@ -326,7 +331,7 @@ def _bn_aggr_check(c: Any, _target: Any) -> None:
 
 
 @instruction(
-    engine="vector", family="stats", source="api_legacy: isa.bn_aggr", mask_on="data",
+    positional=True, engine="vector", family="stats", source="api_legacy: isa.bn_aggr", mask_on="data",
     mask_dims={"result": (0, None)},
     results=(Result(lambda c: (c.data.shape[0], 2), "data"),), check=_bn_aggr_check,
     cost=lambda d, hw: float(max(hw.min_ii, 13 * (d.F / 3))))

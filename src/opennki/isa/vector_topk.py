@@ -38,21 +38,31 @@ def _exactly_eight(c: Any, name: str) -> None:
                             fix=f"pass the result of max8, or pad to {EIGHT}")
 
 
-def _free(mask: Any, data: Array) -> Array:
-    """Truth values (P, F), writable: the elements that a value may still match."""
-    chosen = included(mask, data)
-    shape = (data.shape[0], int(np.prod(data.shape[1:])))
-    return np.ones(shape, bool) if chosen is None else chosen.reshape(shape).copy()
+def first_matches(x: Array, values: Array, mask: Array | None, backwards: bool) -> tuple[Array, Array]:
+    """Where the values (P, N) occur in the rows of x (P, F), each in an element of its own.
 
-
-def _take_first(x: Array, value: Array, free: Array) -> tuple[Array, Array]:
-    """Where each value occurs first among the free elements, and whether it does; it is free no more."""
-    match = np.equal(x, value[:, None]) & free
-    at = match.argmax(axis=1)
+    The values are walked from the first to the last, or `backwards`; each takes its first match that is still there among the elements
+    that the mask (P, F) includes. Returns the places (P, N) in float32, NOT_FOUND where there is none, and which elements were taken.
+    """
+    free = np.ones(x.shape, bool) if mask is None else mask.copy()
+    taken = np.zeros(x.shape, bool)
+    index = np.empty(values.shape, np.float32)
     lane = np.arange(x.shape[0])
-    found = match[lane, at]
-    free[lane, at] &= ~found
-    return at, found
+    columns = range(values.shape[1])
+    for j in reversed(columns) if backwards else columns:
+        match = np.equal(x, values[:, j, None]) & free
+        at = match.argmax(axis=1)
+        found = match[lane, at]
+        free[lane, at] &= ~found
+        taken[lane, at] |= found
+        index[:, j] = np.where(found, at.astype(np.float32), NOT_FOUND)
+    return index, taken
+
+
+def _chosen(mask: Any, data: Array, x: Array) -> Array | None:
+    """Truth values of a mask in the form (P, F)."""
+    chosen = included(mask, data)
+    return None if chosen is None else chosen.reshape(x.shape)
 
 
 # ---- max8 ------------------------------------------------------------------------------------------------
@@ -62,6 +72,15 @@ def _ordered(x: Array) -> Array:
     """Integers that sort as the floats do, -0 below +0 and every NaN above infinity."""
     bits = np.where(np.isnan(x), np.float32(np.nan), x).view(np.int32)
     return bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))
+
+
+def largest(x: Array, count: int) -> Array:
+    """The `count` largest values of each row of (P, F), in descending order: NaN above infinity, -0 below +0."""
+    keys = _ordered(x)
+    if keys.shape[1] > count:
+        keys = np.partition(keys, keys.shape[1] - count, axis=1)[:, -count:]
+    keys = np.sort(keys, axis=1)[:, ::-1]
+    return np.asarray(keys ^ ((keys >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
 
 
 @instruction(
@@ -79,14 +98,8 @@ def max8(*, src: T[Array, In("P F*")], mask: T[Any, Mask] = None, dtype: T[Any, 
     counts as -inf.
     """
     x = rows(src, src.shape[0])
-    chosen = included(mask, src)
-    if chosen is not None:
-        x = np.where(chosen.reshape(x.shape), x, np.float32(-np.inf))
-    keys = _ordered(x)
-    if keys.shape[1] > EIGHT:
-        keys = np.partition(keys, keys.shape[1] - EIGHT, axis=1)[:, -EIGHT:]
-    keys = np.sort(keys, axis=1)[:, ::-1]
-    return np.asarray(keys ^ ((keys >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
+    chosen = _chosen(mask, src, x)
+    return largest(x if chosen is None else np.where(chosen, x, np.float32(-np.inf)), EIGHT)
 
 
 # ---- nc_find_index8 --------------------------------------------------------------------------------------
@@ -118,12 +131,8 @@ def nc_find_index8(*, data: T[Array, In("P F*")], vals: T[Array, In("P V")], mas
     places, in ascending order (2.32 documentation). A value that is not there (or NaN) gets all ones,
     0xFFFFFFFF or 0xFFFF; 2.26 calls that undefined. What a mask excludes is not found.
     """
-    x, wanted, free = rows(data, data.shape[0]), rows(vals, data.shape[0]), _free(mask, data)
-    index = np.empty((x.shape[0], EIGHT), np.float32)
-    for j in range(EIGHT):
-        at, found = _take_first(x, wanted[:, j], free)
-        index[:, j] = np.where(found, at.astype(np.float32), NOT_FOUND)
-    return index
+    x = rows(data, data.shape[0])
+    return first_matches(x, rows(vals, data.shape[0]), _chosen(mask, data, x), False)[0]
 
 
 # ---- nc_match_replace8 -----------------------------------------------------------------------------------
@@ -163,13 +172,8 @@ def nc_match_replace8(*, data: T[Array, In("P F*")], vals: T[Array, In("P V")],
     nothing and gets all ones in dst_idx (undefined by the vendor). What a mask excludes
     matches nothing.
     """
-    x, wanted, free = rows(data, data.shape[0]), rows(vals, data.shape[0]), _free(mask, data)
-    out = np.array(x, np.float32)
-    index = np.empty((x.shape[0], EIGHT), np.float32)
-    lane = np.arange(x.shape[0])
-    for j in reversed(range(EIGHT)):
-        at, found = _take_first(x, wanted[:, j], free)
-        with np.errstate(all="ignore"):
-            out[lane, at] = np.where(found, np.float32(imm), out[lane, at])
-        index[:, j] = np.where(found, at.astype(np.float32), NOT_FOUND)
+    x = rows(data, data.shape[0])
+    index, taken = first_matches(x, rows(vals, data.shape[0]), _chosen(mask, data, x), True)
+    with np.errstate(all="ignore"):
+        out = np.where(taken, np.float32(imm), x)
     return out.reshape(data.shape), None if dst_idx is None else index

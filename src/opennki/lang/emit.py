@@ -283,7 +283,7 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], into: Tensor 
     if preds:
         for r in results:
             if into is None:
-                r.mask = _result_mask(decl, preds, r.shape)
+                r.mask = _result_mask(decl, call_info, preds, r.shape)
     if not results:
         return None
     return results[0] if len(results) == 1 else tuple(results)
@@ -387,9 +387,9 @@ def _aligned_mask(mask: tuple[tuple[Pred, ...], int] | None, iteration: tuple[in
     return tuple(align(p, rank, len(iteration)) for p in preds)
 
 
-def _result_mask(decl: Instruction, preds: tuple[Pred, ...], shape: tuple[int, ...]) -> tuple[Pred, ...]:
+def _result_mask(decl: Instruction, info: Any, preds: tuple[Pred, ...], shape: tuple[int, ...]) -> tuple[Pred, ...]:
     """Predicates under which the elements of a result are defined."""
-    order = decl.mask_dims.get("result")
+    order = decl.masked_dims("result", info)
     out = []
     for p in preds:
         if order is None and not decl.mask_on:

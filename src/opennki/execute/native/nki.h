@@ -173,11 +173,12 @@ typedef struct {
     int64_t slot;
 } nki_address;
 
-/* An index that is not proven to be inside: base + sum(stride * iota) over the part of the iteration space that runs
- * lies in 0 .. size-1; else the run stops with `error`. */
+/* An index that is not proven to be inside: base + sum(stride * iota) over the part of the iteration space that runs, and
+ * base + low .. high more besides, lies in 0 .. size-1; else the run stops with `error`. */
 typedef struct {
     nki_affine base;
     int64_t stride[NKI_RANK];
+    int64_t low, high;
     int64_t size;
     int64_t error;
 } nki_bound;
@@ -188,13 +189,14 @@ typedef struct {
     int64_t axis, stride;
 } nki_guard;
 
-enum nki_kind { NKI_K_EW, NKI_K_MM, NKI_K_COPY, NKI_K_SCAN, NKI_K_PFOLD };
+enum nki_kind { NKI_K_EW, NKI_K_MM, NKI_K_COPY, NKI_K_SCAN, NKI_K_PFOLD, NKI_K_STEPS }; /* STEPS: see steps.h */
 
 typedef struct {
     int32_t kind, rank;
     const void *what; /* the descriptor */
     int64_t shape[NKI_RANK]; /* iteration space, for masks and bounds */
-    int32_t n_addresses, n_bounds, n_clips, n_preds, n_indices, pad;
+    int32_t n_addresses, n_bounds, n_clips, n_preds, n_indices;
+    int32_t whole; /* clips decide whether it runs, and narrow nothing */
     const nki_address *addresses;
     const nki_bound *bounds;
     const nki_guard *clips;
@@ -211,7 +213,7 @@ enum nki_op_code {
     NKI_OP_RUN,   /* call a */
     NKI_OP_ZERO,  /* clear n bytes of buffer a */
     NKI_OP_BACK,  /* ask Python: callback(a); stop when it returns non-zero */
-    NKI_OP_TEST   /* any element of the tile at address a (n elements of `c` bytes, contiguous) is not 0: jump to b */
+    NKI_OP_TEST   /* any of n elements side by side at address a is not 0: jump to b; c: bytes of an element, + 256 for floats */
 };
 
 typedef struct {

@@ -6,8 +6,10 @@
 #include <time.h>
 
 #include "fpenv.h"
+#include "steps.h"
 
-#define MAX_TILES 16
+#define MAX_TILES 64
+#define MAX_EXPRESSIONS 32
 
 static inline int64_t value(const nki_tape *t, const nki_affine *e, const int64_t *env) {
     int64_t v = e->c;
@@ -44,7 +46,7 @@ static int64_t call(const nki_tape *t, const nki_call *c, const int64_t *env, ch
         }
         for (int j = 0; j < c->rank; j++)
             if (low[j] >= high[j]) return 0;
-        if (partial) lo = low, hi = high;
+        if (partial && !c->whole) lo = low, hi = high;
     }
     for (int i = 0; i < c->n_bounds; i++) {
         const nki_bound *b = c->bounds + i;
@@ -54,6 +56,7 @@ static int64_t call(const nki_tape *t, const nki_call *c, const int64_t *env, ch
             if (s > 0) first += s * from, last += s * to;
             else first += s * to, last += s * from;
         }
+        first += b->low, last += b->high;
         if (first < 0 || last >= b->size) {
             wrong[0] = first, wrong[1] = last;
             return b->error;
@@ -64,7 +67,7 @@ static int64_t call(const nki_tape *t, const nki_call *c, const int64_t *env, ch
         at[i] = buffers[c->addresses[i].slot] + value(t, &c->addresses[i].offset, env);
     switch (c->kind) {
     case NKI_K_EW: {
-        int64_t preds[8], indices[8];
+        int64_t preds[MAX_EXPRESSIONS], indices[MAX_EXPRESSIONS];
         for (int i = 0; i < c->n_preds; i++) preds[i] = value(t, c->preds + i, env);
         for (int i = 0; i < c->n_indices; i++) indices[i] = value(t, c->indices + i, env);
         nki_ew_run(c->what, at, preds, indices, lo, hi);
@@ -74,6 +77,12 @@ static int64_t call(const nki_tape *t, const nki_call *c, const int64_t *env, ch
     case NKI_K_COPY: nki_copy_run(c->what, at[0], at[1], lo, hi); break;
     case NKI_K_SCAN: nki_scan_run(c->what, at[0], at[1], c->n_addresses > 3 ? at[3] : NULL, at[2]); break;
     case NKI_K_PFOLD: nki_pfold_run(c->what, at[0], at[1]); break;
+    case NKI_K_STEPS: {
+        int64_t preds[MAX_EXPRESSIONS], indices[MAX_EXPRESSIONS];
+        for (int i = 0; i < c->n_preds; i++) preds[i] = value(t, c->preds + i, env);
+        for (int i = 0; i < c->n_indices; i++) indices[i] = value(t, c->indices + i, env);
+        return nki_steps_run(c->what, at, preds, indices, lo, hi, scratch, wrong);
+    }
     }
     return 0;
 }
@@ -96,9 +105,11 @@ static int64_t timed(int64_t *table, int number, const nki_tape *t, const int64_
     return error;
 }
 
-static int any(const char *p, int64_t n) {
+/* Whether one of n elements is not zero; floats are not that are -0. */
+static int any(const char *p, int64_t n, int size, int floats) {
     for (int64_t i = 0; i < n; i++)
-        if (p[i]) return 1;
+        for (int j = 0; j < size; j++)
+            if (p[i * size + j] & (floats && j == size - 1 ? 0x7f : 0xff)) return 1;
     return 0;
 }
 
@@ -115,7 +126,7 @@ typedef struct {
 typedef struct {
     team *all;
     int64_t *envs;
-    int64_t from, to, var, failed, error, wrong[2];
+    int64_t from, to, var, failed, error, wrong[3];
 } job;
 
 static void *scratch_of(team *all, int worker) {
@@ -170,7 +181,7 @@ static int64_t run(team *all, int worker, int serial, int64_t from, int64_t to, 
             break;
         case NKI_OP_TEST: {
             const nki_address *p = t->addresses + o->a;
-            if (any(buffers[p->slot] + value(t, &p->offset, env), o->n * o->c)) pc = o->b;
+            if (any(buffers[p->slot] + value(t, &p->offset, env), o->n, o->c & 255, o->c >> 8)) pc = o->b;
             break;
         }
         }
@@ -183,19 +194,19 @@ static void failed(job *j, int64_t task, int64_t error, const int64_t *wrong) {
     while (__atomic_test_and_set(&lock, __ATOMIC_ACQUIRE)) {}
     if (j->failed < 0 || task < j->failed) {
         j->failed = task, j->error = error;
-        j->wrong[0] = wrong[0], j->wrong[1] = wrong[1];
+        memcpy(j->wrong, wrong, sizeof j->wrong);
     }
     __atomic_clear(&lock, __ATOMIC_RELEASE);
 }
 
 static int64_t finish(const job *j, int64_t *wrong) {
     if (j->failed < 0) return 0;
-    wrong[0] = j->wrong[0], wrong[1] = j->wrong[1];
+    memcpy(wrong, j->wrong, sizeof j->wrong);
     return j->error;
 }
 
 static void task(job *j, int64_t number, int worker, int64_t *env) {
-    int64_t wrong[2] = {0, 0};
+    int64_t wrong[3] = {0};
     nki_fp saved = nki_fp_enter();
     int64_t error = run(j->all, worker, 0, j->from, j->to, env, wrong);
     nki_fp_leave(saved);
