@@ -16,7 +16,7 @@ from opennki.errors import NkiError, NkiValueError
 from opennki.interpret.blas import one_thread
 from opennki.interpret.checks import Checks, Reporter, tape_of
 from opennki.interpret.machine import Instance, Tape, blank, fresh, room
-from opennki.interpret.programs import run_all
+from opennki.interpret.schedule import run_all
 from opennki.interpret.shadow import WRITTEN
 from opennki.ir.nodes import Alloc, Kernel
 from opennki.isa import dtypes

@@ -1,23 +1,22 @@
-"""Programs and ranks that wait for each other, and the scheduler that runs them.
+"""Programs and ranks that wait for each other.
 
 A step that suspends hands over its operands (`Wait`). Its declaration says who takes part (`isa.meeting`): a group, which is complete when
-its last member has come to the same source line, or letters, which go from one member to another in order. A member that waits holds no
-thread: it is a state, and threads run the others. When nobody can run any more and some still wait, that is an error which names all.
+its last member has come to the same source line, or letters, which go from one member to another in order. Members that other processes
+run take part by what they send (`ranks`). `interpret.schedule` runs the members.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 
-from opennki.errors import UNKNOWN, NkiError, NkiValueError
-from opennki.interpret.machine import Instance, Wait
+from opennki.errors import UNKNOWN, Loc, NkiError, NkiTypeError, NkiValueError
+from opennki.interpret.machine import Wait
 from opennki.interpret.steps import Plan, Step
 from opennki.isa.declare import ISA
 from opennki.isa.meeting import Meeting, Member, World
@@ -30,7 +29,7 @@ def waiting_step(plan: Plan) -> Step:
     """The step of an instruction that waits for others."""
     static, outputs, lazy, masker = plan.static, plan.outputs, plan.lazy, plan.masker
     brought = [o for o in plan.inputs if o.reads]
-    kinds = {o.name: o.view.access.dtype for o in brought}
+    kinds, raw = {o.name: o.view.access.dtype for o in brought}, plan.raw
 
     def step(machine: Any) -> Wait | None:
         if masker is not None:
@@ -63,6 +62,13 @@ def waiting_step(plan: Plan) -> Step:
                         rule="the destination has the shape of the result",
                         fix="size it by the number of ranks that take part",
                     )
+                if raw and value.dtype != target.dtype:
+                    raise NkiTypeError(
+                        f"{plan.instr.op}: {name} is {target.dtype} and what arrives is {value.dtype}",
+                        loc=plan.loc,
+                        operand=name,
+                        rule="what is copied between members keeps its dtype",
+                    )
                 write(target, value)
                 if machine.shadows[view.slot] is not None:
                     view.shadow(machine)[...] = 1
@@ -73,32 +79,81 @@ def waiting_step(plan: Plan) -> Step:
 
 
 @dataclass(slots=True)
-class _Pending:
-    """A member that waits: for its group, or for letters."""
+class Brought:
+    """What a member brings to a meeting: its operands, and what must be alike. `wait`: of a member that this process runs."""
 
-    wait: Wait
+    op: str
+    loc: Loc
+    operands: dict[str, np.ndarray]
+    dtypes: dict[str, str]
+    attributes: dict[str, str]
+    wait: Wait | None = None
+
+    @classmethod
+    def of(cls, wait: Wait) -> Brought:
+        """What a wait of this process brings."""
+        shown = {name: repr(value) for name, value in wait.attributes.items()}
+        return cls(wait.instr.op, wait.loc or UNKNOWN, wait.contribution, wait.dtypes, shown, wait)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A member of this process that waits: for its group, or for letters."""
+
+    brought: Brought
     meeting: Meeting
     key: Key
     letters: list[Key] = field(default_factory=list)
 
+    @property
+    def wait(self) -> Wait:
+        assert self.brought.wait is not None
+        return self.brought.wait
+
 
 @dataclass(slots=True)
 class Job:
-    """A meeting that is complete: what `complete` computes and hands out. Its members wait until that is done."""
+    """A meeting that is complete: what `complete` computes and hands out. `members` (of this process) wait until that is done, `places` are
+    their positions in a list of results."""
 
     waits: list[Wait]
     members: list[Member]
-    contributions: list[dict[str, np.ndarray]]
+    places: list[int]
+    brought: list[Brought]
+    everyone: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A line of a report: who waits, in what, where, and for whom."""
+
+    who: str
+    op: str
+    where: str
+    missing: tuple[str, ...]
+
+
+class Post(Protocol):
+    """How what members bring reaches those that other processes run."""
+
+    def here(self, member: Member) -> bool:
+        """Whether this process runs a member."""
+
+    def bring(self, key: Key, member: Member, group: tuple[Member, ...], brought: Brought) -> None:
+        """Tell the other members of a group what a member brings."""
+
+    def letter(self, key: Key, receiver: Member, brought: Brought) -> None:
+        """Send a letter."""
 
 
 class Exchange:
     """Who waits for whom. Not thread-safe: the scheduler's lock guards it."""
 
-    def __init__(self, world_of: Callable[[int], World]) -> None:
-        self.world_of = world_of
+    def __init__(self, world_of: Callable[[int], World], post: Post | None = None) -> None:
+        self.world_of, self.post = world_of, post
         self.pending: dict[Member, _Pending] = {}
-        self.groups: dict[Key, set[Member]] = {}
-        self.letters: dict[Key, deque[tuple[dict[str, np.ndarray], Wait]]] = {}
+        self.groups: dict[Key, dict[Member, deque[Brought]]] = {}
+        self.letters: dict[Key, deque[Brought]] = {}
 
     def arrive(self, member: Member, wait: Wait) -> tuple[list[Job], list[Member]]:
         """A member has come to a wait: the meetings that are complete by that, and the members that need not wait."""
@@ -109,38 +164,58 @@ class Exchange:
         except NkiError as exc:
             exc.loc = wait.loc or UNKNOWN
             raise
-        loc = wait.loc or UNKNOWN
-        site = (wait.instr.op, os.path.basename(loc.file), loc.line)
+        brought = Brought.of(wait)
+        site = (wait.instr.op, os.path.basename(brought.loc.file), brought.loc.line)
         if meeting.group:
-            return self._group(member, wait, meeting, (*site, meeting.group)), []
+            return self._group(member, brought, meeting, (*site, meeting.group)), []
         address = (meeting.address,) if meeting.address else site
         jobs: list[Job] = []
         for receiver in meeting.gives:
-            letter = {name: np.array(array) for name, array in wait.contribution.items()}
-            key = (*address, member, receiver)
-            self.letters.setdefault(key, deque()).append((letter, wait))
-            if receiver in self.pending and key in self.pending[receiver].letters:
-                jobs += self._open(receiver)
+            jobs += self._give((*address, member, receiver), receiver, brought)
         if not meeting.takes and not decl.outputs:
             return jobs, [member]
-        self.pending[member] = _Pending(wait, meeting, site, [(*address, sender, member) for sender in meeting.takes])
+        self.pending[member] = _Pending(brought, meeting, site, [(*address, sender, member) for sender in meeting.takes])
         return jobs + self._open(member), []
 
-    def _group(self, member: Member, wait: Wait, meeting: Meeting, key: Key) -> list[Job]:
+    def _group(self, member: Member, brought: Brought, meeting: Meeting, key: Key) -> list[Job]:
         if member not in meeting.group:
             raise NkiValueError(
-                f"{wait.instr.op}: {_name(member)} does not take part in it",
-                loc=wait.loc,
+                f"{brought.op}: {name_of(member)} does not take part in it",
+                loc=brought.loc,
                 rule="who calls it is one of the members that it names",
             )
-        self.pending[member] = _Pending(wait, meeting, key)
-        here = self.groups.setdefault(key, set())
-        here.add(member)
-        if len(here) < len(meeting.group):
+        self.pending[member] = _Pending(brought, meeting, key)
+        if self.post is not None and not all(map(self.post.here, meeting.group)):
+            self.post.bring(key, member, meeting.group, brought)
+        return self.bring(key, member, meeting.group, brought)
+
+    def bring(self, key: Key, member: Member, group: tuple[Member, ...], brought: Brought) -> list[Job]:
+        """A member, of this process or another, has come to its group. One of another process may be several meetings ahead."""
+        here = self.groups.setdefault(key, {})
+        here.setdefault(member, deque()).append(brought)
+        if len(here) < len(group):
             return []
-        del self.groups[key]
-        waits = [self.pending.pop(m).wait for m in meeting.group]
-        return [Job(waits, list(meeting.group), [w.contribution for w in waits])]
+        all_of_it = [here[m].popleft() for m in group]
+        for m in group:
+            if not here[m]:
+                del here[m]
+        if not here:
+            del self.groups[key]
+        ours = [(m, place) for place, m in enumerate(group) if all_of_it[place].wait is not None]
+        waits = [self.pending.pop(m).wait for m, _ in ours]
+        return [Job(waits, [m for m, _ in ours], [place for _, place in ours], all_of_it, group)]
+
+    def _give(self, key: Key, receiver: Member, brought: Brought) -> list[Job]:
+        if self.post is not None and not self.post.here(receiver):
+            self.post.letter(key, receiver, brought)
+            return []
+        copied = {name: np.array(array) for name, array in brought.operands.items()}
+        return self.letter(key, receiver, replace(brought, operands=copied, wait=None))
+
+    def letter(self, key: Key, receiver: Member, brought: Brought) -> list[Job]:
+        """A letter for a member of this process."""
+        self.letters.setdefault(key, deque()).append(brought)
+        return self._open(receiver) if receiver in self.pending and key in self.pending[receiver].letters else []
 
     def _open(self, member: Member) -> list[Job]:
         """The letters of a member, if all that it waits for are there."""
@@ -149,53 +224,66 @@ class Exchange:
             return []
         found = []
         for key in waiting.letters:
-            found.append(self.letters[key].popleft()[0])
+            found.append(self.letters[key].popleft())
             if not self.letters[key]:
                 del self.letters[key]
         del self.pending[member]
-        return [Job([waiting.wait], [member], found)]
+        return [Job([waiting.wait], [member], [0], found, tuple(key[-2] for key in waiting.letters))]
 
     def unread(self) -> NkiError | None:
         """The error of letters that nobody took."""
         for key, letters in self.letters.items():
             sender, receiver = key[-2:]
             return NkiValueError(
-                f"{_name(receiver)} never received what {_name(sender)} sent",
-                loc=letters[0][1].loc,
+                f"{name_of(receiver)} never received what {name_of(sender)} sent",
+                loc=letters[0].loc,
                 rule="what is sent is received",
                 fix="receive it on the peer, in the same order",
             )
         return None
 
+    def waiting(self) -> list[Waiting]:
+        """The members of this process that wait."""
+        out = []
+        for member, one in sorted(self.pending.items()):
+            there = self.groups.get(one.key, {})
+            missing = [m for m in one.meeting.group if m not in there]
+            missing += [key[-2] for key in one.letters if not self.letters.get(key)]
+            named = tuple(self.named(m) for m in missing[:SHOWN])
+            out.append(Waiting(self.named(member), one.wait.instr.op, str(one.wait.loc), named))
+        return out
+
     def stuck(self, ended: Sequence[Member]) -> NkiError:
         """The error of members that wait for ever."""
-        ranks = len({m[0] for m in (*self.pending, *ended)}) > 1
-        what = "ranks" if ranks else "programs"
-        lines = []
-        for member, one in sorted(self.pending.items())[:SHOWN]:
-            missing = [m for m in one.meeting.group if m not in self.pending or self.pending[m].key != one.key]
-            missing += [key[-2] for key in one.letters if not self.letters.get(key)]
-            absent = ", ".join(_name(m, self._position(m)) for m in missing[:SHOWN])
-            lines.append(
-                f"{_name(member, self._position(member))} waits in {one.wait.instr.op} at {one.wait.loc}"
-                + (f" for {absent}" if absent and ranks else "")
-            )
-        more = f"; and {len(self.pending) - SHOWN} more" if len(self.pending) > SHOWN else ""
-        over = ", ".join(_name(m, self._position(m)) for m in sorted(ended)[:SHOWN])
-        return NkiError(
-            f"{len(self.pending)} {what} wait for ever: {'; '.join(lines)}{more}" + (f"; ended: {over}" if over else ""),
-            rule=f"every one of a group of {what} reaches the same barrier, reduction or collective",
-            why="a member that has ended or waits elsewhere never arrives",
-            fix=f"call it unconditionally, or on the same path for all {what}",
-            loc=next(iter(self.pending.values())).wait.loc,
-        )
+        names = [self.named(m) for m in sorted(ended)]
+        return stuck(self.waiting(), names, next(iter(self.pending.values())).wait.loc)
 
-    def _position(self, member: Member) -> tuple[int, ...]:
+    def named(self, member: Member) -> str:
+        """A member as users know it."""
         programs = self.world_of(member[0]).programs
-        return programs[member[1]] if len(programs) > 1 else ()
+        return name_of(member, programs[member[1]] if len(programs) > 1 else ())
 
 
-def _name(member: Member, position: tuple[int, ...] = ()) -> str:
+def stuck(waiting: Sequence[Waiting], ended: Sequence[str], loc: Loc | None) -> NkiError:
+    """The error of members that wait for ever."""
+    what = "ranks" if any(w.who.startswith("rank") for w in waiting) else "programs"
+    lines = []
+    for one in waiting[:SHOWN]:
+        missing = f" for {', '.join(one.missing)}" if one.missing and what == "ranks" else ""
+        lines.append(f"{one.who} waits in {one.op} at {one.where}{missing}")
+    more = f"; and {len(waiting) - SHOWN} more" if len(waiting) > SHOWN else ""
+    over = f"; ended: {', '.join(ended[:SHOWN])}" + (", ..." if len(ended) > SHOWN else "") if ended else ""
+    return NkiError(
+        f"{len(waiting)} {what} wait for ever: {'; '.join(lines)}{more}{over}",
+        rule=f"every one of a group of {what} reaches the same barrier, reduction or collective",
+        why="a member that has ended or waits elsewhere never arrives",
+        fix=f"call it unconditionally, or on the same path for all {what}",
+        loc=loc,
+    )
+
+
+def name_of(member: Member, position: tuple[int, ...] = ()) -> str:
+    """A member as users know it."""
     if position:
         return f"program {position}" + (f" of rank {member[0]}" if member[0] else "")
     return f"rank {member[0]}"
@@ -203,148 +291,36 @@ def _name(member: Member, position: tuple[int, ...] = ()) -> str:
 
 def complete(job: Job) -> None:
     """Compute what a meeting gives, and hand it to its members."""
-    first = job.waits[0]
-    decl = ISA[first.instr.op]
-    names = list(job.contributions[0]) if job.contributions else [o.name for o in decl.tiles if o.spec.reads]
-    for number, (brought, wait) in enumerate(zip(job.contributions, job.waits, strict=False)):
-        _alike(decl.name, first, wait, job.contributions[0], brought, job.members[number])
-    operands: dict[str, Any] = {n: [c[n] for c in job.contributions] for n in names}
+    wait = job.waits[0]
+    decl = ISA[wait.instr.op]
+    for member, brought in zip(job.everyone, job.brought, strict=True):
+        _alike(job.brought[0], brought, member)
+    names = list(job.brought[0].operands) if job.brought else [o.name for o in decl.tiles if o.spec.reads]
+    operands: dict[str, Any] = {n: [b.operands[n] for b in job.brought] for n in names}
     with np.errstate(all="ignore"):
-        value = decl.body(**{**first.attributes, **dict.fromkeys(p.name for p in decl.outputs if p.name not in operands), **operands})
-    for number, wait in enumerate(job.waits):
-        wait.finish(value[number] if isinstance(value, list) else value)
+        value = decl.body(**{**wait.attributes, **dict.fromkeys(p.name for p in decl.outputs if p.name not in operands), **operands})
+    for place, one in zip(job.places, job.waits, strict=True):
+        one.finish(value[place] if isinstance(value, list) else value)
 
 
-def _alike(op: str, first: Wait, wait: Wait, wanted: dict[str, np.ndarray], brought: dict[str, np.ndarray], member: Member) -> None:
+def _alike(first: Brought, other: Brought, member: Member) -> None:
     """Members of a meeting bring operands of one shape, for the same operation."""
 
     def fail(message: str) -> NkiError:
         return NkiValueError(
-            f"{op}: {message}",
-            loc=wait.loc,
+            f"{other.op}: {message}",
+            loc=other.loc,
             rule="all ranks of a group call it with the same attributes, shapes and dtypes",
             why="their results depend on all of them",
         )
 
-    for name, array in brought.items():
-        other = wanted[name]
-        if (array.shape, wait.dtypes.get(name)) != (other.shape, first.dtypes.get(name)):
+    for name, array in other.operands.items():
+        wanted = first.operands[name]
+        if (array.shape, other.dtypes.get(name)) != (wanted.shape, first.dtypes.get(name)):
             raise fail(
-                f"{name} of {_name(member)} is {array.shape} {wait.dtypes.get(name)} and that of another member is {other.shape} "
+                f"{name} of {name_of(member)} is {array.shape} {other.dtypes.get(name)} and that of another member is {wanted.shape} "
                 f"{first.dtypes.get(name)}"
             )
-    if wait is not first and wait.instr is not first.instr:
-        for name, value in wait.attributes.items():
-            if first.attributes.get(name) != value:
-                raise fail(f"{_name(member)} calls it with {name}={value!r} and another member with {first.attributes.get(name)!r}")
-
-
-def run_all(
-    instances: Mapping[Member, Instance],
-    order: Sequence[Member],
-    world_of: Callable[[int], World],
-    progress: Callable[[], None] | None = None,
-    threads: int = 1,
-) -> None:
-    """Run all members to their end, on up to `threads` threads. Raises what a member raises, with its rank named where there are several,
-    and an NkiError when some wait for ever. Results do not depend on the order or the number of threads."""
-    _Scheduler(instances, order, world_of, progress).run(max(1, min(threads, len(order))))
-
-
-class _Scheduler:
-    """Members that can run, and the threads that run them."""
-
-    def __init__(
-        self,
-        instances: Mapping[Member, Instance],
-        order: Sequence[Member],
-        world_of: Callable[[int], World],
-        progress: Callable[[], None] | None,
-    ) -> None:
-        self.instances, self.progress = instances, progress
-        self.ready: deque[Member] = deque(order)
-        self.exchange = Exchange(world_of)
-        self.changed = threading.Condition()
-        self.busy: set[int] = set()
-        self.ended: list[Member] = []
-        self.failures: list[tuple[Member, BaseException]] = []
-
-    def run(self, threads: int) -> None:
-        others = [threading.Thread(target=self._work, name=f"opennki-rank-{i}", daemon=True) for i in range(threads - 1)]
-        for thread in others:
-            thread.start()
-        try:
-            self._work()
-        except BaseException as exc:  # Ctrl-C: the others end too
-            with self.changed:
-                self.failures.append(((-1, 0), exc))
-                self.changed.notify_all()
-        for thread in others:
-            thread.join()
-        if self.failures:
-            member, error = min(self.failures, key=lambda f: f[0])
-            if isinstance(error, NkiError) and len({m[0] for m in self.instances}) > 1 and member[0] >= 0:
-                error.message = f"rank {member[0]}: {error.message}"
-            raise error
-        if self.exchange.pending:
-            raise self.exchange.stuck(self.ended)
-        unread = self.exchange.unread()
-        if unread is not None:
-            raise unread
-
-    def _work(self) -> None:
-        while True:
-            with self.changed:
-                member = self._next()
-                while member is None and self.busy and not self.failures:
-                    self.changed.wait()
-                    member = self._next()
-                if self.failures or member is None:
-                    self.changed.notify_all()
-                    return
-                self.busy.add(member[0])
-            try:
-                self._advance(member)
-            except Exception as exc:
-                with self.changed:
-                    self.failures.append((member, exc))
-            finally:
-                with self.changed:
-                    self.busy.discard(member[0])
-                    self.changed.notify_all()
-
-    def _next(self) -> Member | None:
-        """A member that can run. Programs of one rank share memory and the record of who touched it, so they run one at a time."""
-        for _ in range(len(self.ready)):
-            member = self.ready.popleft()
-            if member[0] not in self.busy:
-                return member
-            self.ready.append(member)
-        return None
-
-    def _advance(self, member: Member) -> None:
-        """Run a member until it waits or ends, and complete the meetings that it was the last to come to."""
-        wait = self.instances[member].run()
-        if wait is None:
-            with self.changed:
-                self.ended.append(member)
-                if self.progress is not None:
-                    self.progress()
-            return
-        with self.changed:
-            jobs, free = self.exchange.arrive(member, wait)
-            self.ready += free
-            self.changed.notify_all()
-        for job in jobs:
-            complete(job)
-            with self.changed:
-                if len(job.members) > 1:
-                    self._order(job.members)
-                self.ready += job.members
-                self.changed.notify_all()
-
-    def _order(self, members: list[Member]) -> None:
-        """What was written before a meeting of the programs of a rank is ordered with what comes after it."""
-        for key, table in self.instances[members[0]].owners.items():
-            if len(key) == 2:
-                table.fill(0)
+    for name, value in other.attributes.items():
+        if first.attributes.get(name) != value:
+            raise fail(f"{name_of(member)} calls it with {name}={value} and another member with {first.attributes.get(name)}")

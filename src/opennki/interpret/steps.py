@@ -64,7 +64,7 @@ class Plan:
         decl = self.decl = ISA[instr.op]
         self.layout = layout
         info = call_view(decl, instr.operands, instr.engine, instr.results[0].dtype if instr.results else None)
-        raw = decl.raw(info)
+        raw = self.raw = decl.raw(info)
         self.mask_dims = {name: decl.masked_dims(name, info) for name in decl.mask_dims}
         masked = bool(instr.mask)
         self.static: dict[str, Any] = {}

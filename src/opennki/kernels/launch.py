@@ -17,7 +17,7 @@ from opennki.errors import NkiError, NkiTypeError, NkiValueError
 from opennki.interpret import simulate as sim
 from opennki.interpret.blas import one_thread
 from opennki.interpret.prepared import Prepared, ordered, stored
-from opennki.interpret.programs import run_all
+from opennki.interpret.schedule import run_all
 from opennki.isa import dtypes
 from opennki.isa.meeting import Member, World
 from opennki.kernels.base import TraceKernel, adopt, finish
