@@ -20,6 +20,7 @@ LAYERS = (
     ("passes",),
     ("interpret",),
     ("execute",),
+    ("ranks",),
     ("timing",),
     ("report",),
     ("kernels",),

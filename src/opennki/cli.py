@@ -1,4 +1,4 @@
-"""The command line: `opennki run | ops | trace | compare | memory | inspect | doctor`."""
+"""The command line: `opennki run | launch | ops | trace | compare | memory | inspect | doctor`."""
 
 from __future__ import annotations
 
@@ -277,6 +277,23 @@ def parse_argument(text: str) -> DeclTensor | Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text  # also what looks like a literal and is none: an unhashable key, a nesting too deep for the parser
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False})
+def launch(
+    ctx: typer.Context,
+    script: Annotated[str, typer.Argument(help="Python file")],
+    processes: Annotated[int, typer.Option("-n", "--processes", help="How many processes run it.", min=1, max=4096)] = 2,
+) -> None:
+    """Run a script in several processes whose calls of opennki.launch share their ranks.
+
+    Options of the script stand after it. When a process fails the others are stopped; exit status 1.
+    """
+    from opennki.tools.launch import launch as launch_script
+
+    if not Path(script).exists():
+        raise _fail(f"there is no file {script}")
+    raise typer.Exit(launch_script(script, list(ctx.args), processes))
 
 
 @app.command()

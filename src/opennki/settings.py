@@ -114,6 +114,28 @@ def _parse_target(text: str) -> str:
     return text.lower()
 
 
+class Rendezvous(NamedTuple):
+    """Where a process of `opennki launch` meets the others: its number, how many there are, the place, and a word that strangers do not
+    know."""
+
+    process: int
+    processes: int
+    host: str
+    port: int
+    token: str
+
+    def text(self) -> str:
+        """The value of OPENNKI_RENDEZVOUS."""
+        return f"{self.process}/{self.processes}@{self.host}:{self.port}#{self.token}"
+
+
+def _parse_rendezvous(text: str) -> Rendezvous:
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})@([^@#\s]+):(\d{1,5})#([0-9A-Za-z]+)", text)
+    if not found or not int(found[1]) < int(found[2]) or int(found[4]) > 65535:
+        raise ValueError(text)
+    return Rendezvous(int(found[1]), int(found[2]), found[3], int(found[4]), found[5])
+
+
 def _cores() -> int:
     """Cores this process may use: its affinity mask where the system has one."""
     affinity = getattr(os, "sched_getaffinity", None)
@@ -196,6 +218,10 @@ class Settings:
     eager: bool = _setting(
         "OPENNKI_EAGER", _flag(), default=False,
         doc="Run loop bodies concretely, so that breakpoint() and print() work inside a kernel.")
+    rendezvous: Rendezvous | None = _setting(
+        "OPENNKI_RENDEZVOUS", _Kind(_parse_rendezvous, "PROCESS/PROCESSES@HOST:PORT#TOKEN, as `opennki launch` sets it"), default=None,
+        shown="this process is alone",
+        doc="Where the processes of a distributed run meet.")
     seed: int = _setting(
         "OPENNKI_SEED", _integer(0, MAX_SEED), default=0,
         doc="Seed of rand and dropout where the kernel sets none.")
@@ -284,6 +310,8 @@ def _show(value: object) -> str:
         return "not set"
     if isinstance(value, bool):
         return "1" if value else "0"
+    if isinstance(value, Rendezvous):
+        return value.text()
     if isinstance(value, tuple):
         return shlex.join(value)
     return str(value)

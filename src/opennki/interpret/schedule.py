@@ -124,6 +124,8 @@ class Scheduler:
         """Something has arrived from another process: `handle` puts it into the exchange."""
         with self.changed:
             self.ready += handle(self.exchange)
+            if self.link is not None and self.resting:  # nobody works here any more who would say so
+                self.link.idle(self)
             self.changed.notify_all()
 
     def _work(self) -> None:

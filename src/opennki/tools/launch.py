@@ -1,0 +1,69 @@
+"""What `opennki launch` does: start the processes of a distributed run, introduce them to each other, and watch over them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from opennki.errors import NkiError
+from opennki.ranks.mesh import MeetingPoint
+from opennki.settings import Rendezvous
+
+PATIENCE = 5.0  # seconds in which processes end by themselves after one has failed
+
+
+def launch(script: str, args: list[str], processes: int) -> int:
+    """Run a script in several processes; returns the exit status. When one fails, the others get some seconds to say what they know and
+    are stopped then."""
+    point = MeetingPoint(processes, secrets.token_hex(16))
+    host, port = point.address
+    threading.Thread(target=_introduce, args=(point,), daemon=True).start()
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for number in range(processes):
+            place = Rendezvous(number, processes, host, port, point.token)
+            environment = {"OPENNKI_NUM_THREADS": str(threads), **os.environ, "OPENNKI_RENDEZVOUS": place.text()}
+            started.append(subprocess.Popen([sys.executable, "-m", "opennki", "run", script, *args], env=environment))
+        return _watch(started)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        for one in started:
+            if one.poll() is None:
+                one.kill()
+        for one in started:
+            one.wait()
+
+
+def _introduce(point: MeetingPoint) -> None:
+    try:
+        point.serve()
+    except NkiError as exc:  # a script need not call launch
+        print(f"opennki: {exc.message}", file=sys.stderr)
+    except OSError:
+        return
+
+
+def _watch(started: list[subprocess.Popen[bytes]]) -> int:
+    until = None
+    while True:
+        states = [one.poll() for one in started]
+        bad = [(number, state) for number, state in enumerate(states) if state]
+        if all(state is not None for state in states):
+            for number, state in bad:
+                if state < 0:
+                    print(f"opennki: process {number} was ended by {signal.Signals(-state).name}", file=sys.stderr)
+            return 1 if bad else 0
+        if bad:
+            until = until or time.monotonic() + PATIENCE
+            if time.monotonic() > until:
+                late = [number for number, state in enumerate(states) if state is None]
+                print(f"opennki: process {bad[0][0]} failed; stopping {late}", file=sys.stderr)
+                return 1
+        time.sleep(0.01)
