@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import opennki
-import opennki.dropin  # noqa: F401  isort: skip
+import opennki.dropin  # isort: skip
 import neuronxcc.nki as nki
 import neuronxcc.nki.distributed as dist
 import neuronxcc.nki.language as nl
@@ -52,7 +52,7 @@ def test_results_are_those_of_one_process(processes):
 
 def test_a_wait_for_ever_is_reported():
     kernel, x = kernel_of(), X
-    with pytest.raises(NkiError, match="5 ranks wait for ever: .* for rank 4"):
+    with pytest.raises(NkiError, match=r"5 ranks wait for ever: .* for rank 4"):
         opennki.launch(kernel, 6, lambda r: (x[r], "skip" if r == 4 else ""), engine="ray", processes=2)
 
 
