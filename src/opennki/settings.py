@@ -333,6 +333,12 @@ def describe() -> list[SettingRow]:
     return rows
 
 
+def environment_of(place: Rendezvous, threads: int) -> dict[str, str]:
+    """The environment of a process of `opennki launch`: that of this one, with a meeting point, and a number of threads where none is
+    set."""
+    return {_ENV_OF["num_threads"]: str(threads), **os.environ, _ENV_OF["rendezvous"]: place.text()}
+
+
 XLA_POOL = "PJRT_NPROC"
 """Environment variable with the size of XLA:CPU's thread pool, read when JAX starts its CPU client."""
 

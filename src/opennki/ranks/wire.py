@@ -31,7 +31,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 def encode(header: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> bytes:
     """A frame. Arrays are copied into it."""
-    parts = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
+    parts = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
     described = [[name, str(array.dtype), list(array.shape)] for name, array in parts.items()]
     text = json.dumps({**header, "arrays": described}, separators=(",", ":")).encode()
     body = b"".join(array.tobytes() for array in parts.values())

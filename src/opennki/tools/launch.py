@@ -12,7 +12,7 @@ import time
 
 from opennki.errors import NkiError
 from opennki.ranks.mesh import MeetingPoint
-from opennki.settings import Rendezvous
+from opennki.settings import Rendezvous, environment_of
 
 PATIENCE = 5.0  # seconds in which processes end by themselves after one has failed
 
@@ -28,8 +28,8 @@ def launch(script: str, args: list[str], processes: int) -> int:
     try:
         for number in range(processes):
             place = Rendezvous(number, processes, host, port, point.token)
-            environment = {"OPENNKI_NUM_THREADS": str(threads), **os.environ, "OPENNKI_RENDEZVOUS": place.text()}
-            started.append(subprocess.Popen([sys.executable, "-m", "opennki", "run", script, *args], env=environment))
+            command = [sys.executable, "-m", "opennki", "run", script, *args]
+            started.append(subprocess.Popen(command, env=environment_of(place, threads)))
         return _watch(started)
     except KeyboardInterrupt:
         return 130
