@@ -98,13 +98,10 @@ class Run:
             thread.join(timeout=None if not self.stopped else FLUSH_SECONDS)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others why this process stops."""
+        """Tell the others why this process stops; also where another one has told it, as they may see first that this one is gone."""
         with self.lock:
-            told, self.stopped = self.stopped, True
-        if not told:
-            self._everyone({"kind": "failed", **_of_error(error)}, last=True)
-        for queued in self.outgoing.values():
-            queued.put(None)
+            self.stopped = True
+        self._everyone({"kind": "failed", **_of_error(error)}, last=True)
         until = time.monotonic() + FLUSH_SECONDS
         for thread in self.senders:
             thread.join(timeout=max(0.0, until - time.monotonic()))
