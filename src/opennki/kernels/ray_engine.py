@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import threading
 from typing import Any
 
@@ -33,10 +34,12 @@ def on_ray(task: Task, processes: int | None) -> list[Any]:
     members = task.members(range(task.ranks))  # what is wrong with the arguments shows here, and written arrays are updated here
     point = mesh.MeetingPoint(count, secrets.token_hex(16), ray.util.get_node_ip_address())
     threading.Thread(target=point.serve, daemon=True).start()
+    names = getattr(sys.modules.get("opennki.dropin"), "install", None)  # the vendor's module names, where they are opennki's here
+    first = ray.cloudpickle.dumps(names)
     code = ray.cloudpickle.dumps((task.kernel.func, task.kernel.grid, task.kernel.kwargs, task.args_of))
     plain = (task.ranks, task.level.level, task.threads, task.seed, task.order)
     remote = ray.remote(num_cpus=1, max_retries=0)(_run)
-    pending = [remote.remote(code, plain, number, count, point.address, point.token) for number in range(count)]
+    pending = [remote.remote(first, code, plain, number, count, point.address, point.token) for number in range(count)]
     error: BaseException | None = None
     for number, one in enumerate(pending):
         try:
@@ -52,14 +55,18 @@ def on_ray(task: Task, processes: int | None) -> list[Any]:
     return [member.value() for member in members.values()]
 
 
-def _run(code: bytes, plain: tuple[Any, ...], number: int, count: int, address: tuple[str, int], token: str) -> dict[int, list[Any]]:
+def _run(
+    first: bytes, code: bytes, plain: tuple[Any, ...], number: int, count: int, address: tuple[str, int], token: str
+) -> dict[int, list[Any]]:  # fmt: skip
     """A process on the cluster: the results of its ranks."""
     import ray
 
-    import opennki.dropin  # noqa: F401  names of the vendor in the kernel's module resolve to opennki
     from opennki.kernels.generic import GenericKernel
     from opennki.kernels.processes import share
 
+    names = ray.cloudpickle.loads(first)
+    if names is not None:
+        names()
     func, grid, kwargs, args_of = ray.cloudpickle.loads(code)
     ranks, level, threads, seed, order = plain
     kernel = GenericKernel(func, "simulation", **kwargs).copy(grid=grid)
