@@ -58,12 +58,12 @@ def both(kernel, arrays, seed=0, order="program"):
     checks = Checks.of("off")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tape = tape_of(kernel, checks)
-        executor = executor_of(tape)
+        tapes = tape_of(kernel, checks), tape_of(kernel, checks, roll=True)
+        executor = executor_of(tapes[1])
         if executor is None:
             return False
         ways = []
-        for native in (None, lambda t: executor):
+        for tape, native in zip(tapes, (None, lambda t: executor), strict=True):
             outputs, news = sim.simulate(
                 kernel, copy.deepcopy(arrays), checks, seed=seed, order=order, tape=tape, native=native, out=_Nowhere()
             )

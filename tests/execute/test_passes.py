@@ -28,7 +28,7 @@ def traced(fn, *arrays, grid=None):
 
 
 def shown(ir):
-    return text(executor_of(tape_of(ir, Checks.of("off"))).lowering)
+    return text(executor_of(tape_of(ir, Checks.of("off"), roll=True)).lowering)
 
 
 # ---- merging of small tiles ----

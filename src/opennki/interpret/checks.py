@@ -11,6 +11,7 @@ from opennki.interpret.precision import widened
 from opennki.ir.nodes import Kernel
 from opennki.passes.allocate import capacity_problems
 from opennki.passes.contract import contracted
+from opennki.passes.roll import rolled
 
 POLICIES: dict[str, dict[str, str]] = {
     "full": {"read": "error", "masked": "warn", "race": "error", "repeated": "warn", "carried": "warn", "accumulate": "warn",
@@ -43,12 +44,13 @@ class Checks:
         return cls(value, dict(POLICIES[value]))
 
 
-def tape_of(kernel: Kernel, checks: Checks) -> Tape:
-    """Plan a kernel (the plan can be run many times); with NKI_PRECISE_FP=0 its low-precision tensors are in float32."""
+def tape_of(kernel: Kernel, checks: Checks, roll: bool = False) -> Tape:
+    """Plan a kernel (the plan can be run many times); with NKI_PRECISE_FP=0 its low-precision tensors are in float32. `roll`: sequences of
+    equal statements are planned as the loops that they were (`passes.roll`), which is what native code wants."""
     if not settings.current().precise_fp:
         kernel = widened(kernel)
     full = [("capacity", e) for e in capacity_problems(kernel)] if checks.policy.get("capacity", "warn") != "off" else []
-    kernel = contracted(kernel)
+    kernel = contracted(rolled(kernel) if roll and checks.level != "full" else kernel)
     tape = Tape(kernel, track=any(checks.policy.get(k, "error") != "off" for k in ("read", "masked", "accumulate")),
                 races=any(checks.policy.get(k, "error") != "off" for k in ("race", "carried")),
                 partial=checks.policy.get("unwritten", "warn") != "off",

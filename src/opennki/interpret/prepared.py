@@ -42,7 +42,7 @@ class Prepared:
         `opennki.execute.executor`)."""
         self.kernel = kernel
         self.checks = Checks.of(level)
-        self.tape = tape = tape if tape is not None else tape_of(kernel, self.checks)
+        self.tape = tape = tape if tape is not None else tape_of(kernel, self.checks, native is not None)
         slots = tape.layout.allocs
         written = set(kernel.written_params)
         # where a written parameter ends up: an output that is all of it, else one of the buffers after those of the outputs

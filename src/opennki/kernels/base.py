@@ -209,7 +209,7 @@ class TraceKernel:
 
             return run_eager(self.func, args, kwargs, options, level, seed=current.seed or 0, out=dump_file)
         kernel, arrays = trace_kernel(self.func, args, kwargs, options, self.func_name)
-        tape = sim.tape_of(kernel, level)
+        tape = sim.tape_of(kernel, level, level.level != "full")
         outputs, news = sim.simulate(
             kernel,
             arrays,

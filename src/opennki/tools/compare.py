@@ -35,7 +35,7 @@ def compare(kernel: Any, args: list[Any], kwargs: dict[str, Any], seed: int = 0)
         ir, operands = kernel.specialize_and_call(tuple(args), kwargs)
         arrays = values(operands, seed)
         wanted = _results(ir, arrays, None)
-        tape = tape_of(ir, Checks.of("off"))
+        tape = tape_of(ir, Checks.of("off"), True)
         executor = executor_of(tape)
         if executor is None:
             return Comparison(True, f"{ir.name}: nothing of it runs natively (opennki doctor tells why where there is no compiler)")
@@ -67,7 +67,7 @@ def values(operands: list[Any], seed: int) -> list[np.ndarray]:
 
 
 def _results(ir: Kernel, arrays: list[np.ndarray], native: Any, limit: int | None = None) -> list[np.ndarray]:
-    tape = tape_of(ir, Checks.of("off"))
+    tape = tape_of(ir, Checks.of("off"), native is not None or limit is not None)
     if limit is not None:
         executor = executor_of(tape, limit)
         native = executor
@@ -120,7 +120,7 @@ def _first(ir: Kernel, arrays: list[np.ndarray], wanted: list[np.ndarray], count
             low = middle
         else:
             high = middle
-    executor = executor_of(tape_of(ir, Checks.of("off")), high)
+    executor = executor_of(tape_of(ir, Checks.of("off"), True), high)
     if executor is None or not count:
         return "the first instruction that differs could not be found"
     instr = executor.lowering.seen[high - 1]
