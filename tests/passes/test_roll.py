@@ -176,7 +176,7 @@ def test_random_sequences_compute_the_same(case):
     outer, inner, parts, odd = case
 
     def kernel(x):
-        out = nl.ndarray((8, 256), dtype=x.dtype, buffer=nl.shared_hbm)
+        out = nl.ndarray((8, 512), dtype=x.dtype, buffer=nl.shared_hbm)
         nl.store(out, nl.load(x))
         acc = nl.zeros((8, 2), nl.float32)
         number = 0
@@ -200,5 +200,5 @@ def test_random_sequences_compute_the_same(case):
         nl.store(last, acc)
         return out, last
 
-    x = normal(8, 256)
+    x = normal(8, 512)
     assert both(traced(kernel, x), [x])

@@ -321,10 +321,14 @@ class Instruction:
 
     def offset(self, view: View) -> Affine:
         """Byte offset of a tile."""
-        base = Affine()
-        for dim, unit in zip(view.access.dims, view.steps, strict=True):
-            base = base.add(dim.base.scale(unit))
-        return self.lowering.linear(base.scale(view.itemsize))
+        known = self.lowering.offsets
+        found = known.get(view)
+        if found is None:
+            found = Affine()
+            for dim, unit in zip(view.access.dims, view.steps, strict=True):
+                found = found.add(dim.base.scale(unit * view.itemsize))
+            known[view] = found
+        return self.lowering.linear(found)
 
     def bounds(self, call: Call, views: list[View], iteration: tuple[int, ...]) -> None:
         """Indices that are not proven inside their tensors."""

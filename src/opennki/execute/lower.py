@@ -19,7 +19,7 @@ from opennki.execute.merge import merge
 from opennki.execute.nodes import Back, Branch, Divide, Loop, Made, Node, Repeat, Run, Zero, walk, work
 from opennki.execute.record import Unsupported
 from opennki.interpret.machine import Tape
-from opennki.interpret.steps import Plan
+from opennki.interpret.steps import Plan, compile_step
 from opennki.interpret.views import View
 from opennki.ir.affine import Affine, FloorDiv, Range, Var, narrowed
 from opennki.ir.nodes import Alloc, DoWhile, For, If, Instr, Stmt, statements
@@ -42,6 +42,7 @@ class Lowering:
         self.fallbacks: list[tuple[Instr, Any, str]] = []  # instruction, interpreter's step, why
         self.divisions: dict[FloorDiv, Var] = {}  # computed since the last jump
         self.views: list[View] = []  # of tile symbols, by their source
+        self.offsets: dict[View, Affine] = {}  # in bytes
         self.preds: list[tuple[Affine, tuple[int, ...]]] = []
         self.indices: list[tuple[Affine, tuple[int, ...]]] = []
         self.users: dict[Alloc, set[Instr]] = _users(tape)
@@ -177,28 +178,28 @@ class Lowering:
     def instruction(self, instr: Instr, ranges: dict[Var, Range]) -> None:
         tape = self.tape
         self.seen.append(instr)
+        plan = Plan(instr, self.layout, ranges, tape.kernel.loc(instr.loc), set(), self.loops, tape.seed, ())
         if self.limit is not None:
             self.flush()
             if len(self.seen) > self.limit:
-                self.interpreted(instr, "left to the interpreter")
+                self.interpreted(plan, "left to the interpreter")
                 return
-        plan = Plan(instr, self.layout, ranges, tape.kernel.loc(instr.loc), set(), self.loops, tape.seed, ())
         one = Instruction(self, plan, ranges)
         try:
             one.record()
         except Unsupported as why:
-            self.interpreted(instr, str(why))
+            self.interpreted(plan, str(why))
             return
         if not self.group.add(one):
             self.flush()
             if not (one.joins and self.group.add(one)):
                 self.alone(one)
 
-    def interpreted(self, instr: Instr, why: str) -> None:
+    def interpreted(self, plan: Plan, why: str) -> None:
         """Leave an instruction to the interpreter."""
         self.flush()
-        self.fallbacks.append((instr, self.tape.by_instr[instr], why))
-        self.out.append(Back(len(self.fallbacks) - 1, instr))
+        self.fallbacks.append((plan.instr, compile_step(plan), why))
+        self.out.append(Back(len(self.fallbacks) - 1, plan.instr))
 
     def alone(self, one: Instruction) -> None:
         """Compile an instruction by itself."""
@@ -214,7 +215,7 @@ class Lowering:
         except Unsupported as why:
             del self.broken[broken:], self.out[nodes:]
             self.divisions = {}
-            self.interpreted(one.plan.instr, str(why))
+            self.interpreted(one.plan, str(why))
 
     def run(self, calls: list[Call], ones: list[Instruction]) -> None:
         """Append calls to the tape."""

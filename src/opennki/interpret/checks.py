@@ -54,7 +54,8 @@ def tape_of(kernel: Kernel, checks: Checks, roll: bool = False) -> Tape:
     tape = Tape(kernel, track=any(checks.policy.get(k, "error") != "off" for k in ("read", "masked", "accumulate")),
                 races=any(checks.policy.get(k, "error") != "off" for k in ("race", "carried")),
                 partial=checks.policy.get("unwritten", "warn") != "off",
-                certain=checks.level != "off")  # what is known without running costs nothing
+                certain=checks.level != "off",
+                lazy=checks.level != "full")  # what is known without running costs nothing
     tape.problems += full
     return tape
 

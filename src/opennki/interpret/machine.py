@@ -6,6 +6,7 @@ wait for other programs (`suspends` instructions) returns `Wait`; the scheduler 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from opennki.errors import NkiError
 from opennki.interpret.steps import Plan, compile_step
 from opennki.interpret.views import Layout, View, compile_affine, value_of
 from opennki.ir.affine import Range, Var, narrowed
-from opennki.ir.nodes import Alloc, DoWhile, For, If, Instr, Kernel, Stmt, statements
+from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, Instr, Kernel, Stmt, statements
 from opennki.isa import dtypes
 from opennki.isa.declare import ISA
 from opennki.passes.initialised import partly_written, resized, unproven
@@ -126,7 +127,10 @@ class Instance:
 
     def run(self) -> Wait | None:
         """Run until the end (None) or until a step waits for other programs."""
-        steps = self.tape.steps
+        steps, layout = self.tape.steps, self.tape.layout
+        if len(self.views) < layout.views or len(self.env) < len(layout.vars):  # planned since this memory was made
+            self.views += [None] * (layout.views - len(self.views))
+            self.env += [0] * (len(layout.vars) - len(self.env))
         pc, end = self.pc, len(steps)
         while pc < end:
             result = steps[pc](self)
@@ -176,9 +180,10 @@ class Tape:
     """The steps of a kernel, planned once and run by every program."""
 
     def __init__(self, kernel: Kernel, track: bool = True, seed: int = 0, races: bool = True, certain: bool = True,
-                 partial: bool = False) -> None:
+                 partial: bool = False, lazy: bool = False) -> None:
         """`track`: keep shadow state; `partial`: count what is stored to outputs; `races`: record who touched each element where
-        independence is not proven; `certain`: find the dependences that are known without running the kernel (`problems`)."""
+        independence is not proven; `certain`: find the dependences that are known without running the kernel (`problems`); `lazy`: the
+        steps are made when they are first needed, which native code does not."""
         self.kernel = kernel
         self.suspects: dict[Instr, tuple[Any, ...]] = {}
         found = independence.check(kernel) if races or certain else independence.Findings()
@@ -187,8 +192,9 @@ class Tape:
             self.suspects[suspect.instr] = (*self.suspects.get(suspect.instr, ()), suspect)
         self.watched = {s.var for group in self.suspects.values() for s in group}
         self.layout = Layout()
-        self.steps: list[Any] = []
-        self.by_instr: dict[Instr, Any] = {}
+        self._steps: list[Any] = []
+        self._planned = False
+        self._lock = threading.Lock()
         unset = unproven(kernel)
         self.unset_reads = unset
         self.unset = unset | {o.alloc for o in kernel.outputs}
@@ -210,9 +216,32 @@ class Tape:
         self.loops: list[int] = [self.layout.var(v) for v in kernel.grid]
         self.program_slots = tuple(self.loops)
         self.counters: dict[DoWhile, int] = {}  # slots that count the rounds
-        self._body(kernel.body, self.ranges)
+        for stmt in statements(kernel.body):
+            if isinstance(stmt, For):
+                self.layout.var(stmt.var)
+            elif isinstance(stmt, DoWhile):
+                self.counters[stmt] = self.layout.var(Var(f"while{len(self.counters)}", 0, 1 << 31))
+            elif isinstance(stmt, Instr):
+                for value in (*stmt.results, *stmt.operands):
+                    if value.__class__ is Access:
+                        self.layout.alloc(value.alloc)  # registers are not declared
+        if not lazy:
+            self._plan()
         self.outputs = [View(o, self.layout, {}, "output", o.alloc.loc) for o in kernel.outputs]
         self._memory(kernel)
+
+    @property
+    def steps(self) -> list[Any]:
+        """The steps of the interpreter."""
+        if not self._planned:
+            self._plan()
+        return self._steps
+
+    def _plan(self) -> None:
+        with self._lock:
+            if not self._planned:
+                self._body(self.kernel.body, self.ranges)
+                self._planned = True
 
     def _memory(self, kernel: Kernel) -> None:
         """Which tensors belong to a program and which are outside of it, and what is to be done between two programs."""
@@ -244,27 +273,26 @@ class Tape:
             else:
                 self._do_while(stmt, ranges)
             for slot in last.get(position, ()):
-                self.steps.append(_free(slot))
+                self._steps.append(_free(slot))
 
     def _alloc(self, alloc: Alloc) -> None:
         slot = self.layout.alloc(alloc)
         if slot in self.layout.moving:
-            self.steps.append(_make(alloc, slot))
+            self._steps.append(_make(alloc, slot))
             return
         if alloc in self.tracked and alloc.space != "shared_hbm":
-            self.steps.append(_forget(slot))
+            self._steps.append(_forget(slot))
         if alloc in self.restarted:
-            self.steps.append(_clear(slot))
+            self._steps.append(_clear(slot))
 
     def _instr(self, instr: Instr, ranges: dict[Var, Range]) -> None:
         plan = Plan(instr, self.layout, ranges, self.kernel.loc(instr.loc), self.tracked, self.loops, self.seed,
                     self.suspects.get(instr, ()))
         if ISA[instr.op].suspends:
             from opennki.interpret.programs import waiting_step
-            self.steps.append(waiting_step(plan))
+            self._steps.append(waiting_step(plan))
         else:
-            self.steps.append(compile_step(plan))
-        self.by_instr[instr] = self.steps[-1]
+            self._steps.append(compile_step(plan))
 
     def _for(self, loop: For, ranges: dict[Var, Range]) -> None:
         slot, trips = self.layout.var(loop.var), loop.trips
@@ -280,8 +308,8 @@ class Tape:
         else:
             def begin(machine: Instance) -> None:
                 machine.env[slot] = 0
-        self.steps.append(begin)
-        start = len(self.steps)
+        self._steps.append(begin)
+        start = len(self._steps)
         self.loops.append(slot)
         self._body(loop.body, {**ranges, loop.var: (0, trips - 1)})
         self.loops.pop()
@@ -296,25 +324,25 @@ class Tape:
                 machine.env[slot] = value
                 return start
             return None
-        self.steps.append(end)
+        self._steps.append(end)
 
     def _if(self, branch: If, ranges: dict[Var, Range]) -> None:
         expr = compile_affine(branch.pred.expr, self.layout)
-        place = len(self.steps)
-        self.steps.append(None)
+        place = len(self._steps)
+        self._steps.append(None)
         self._body(branch.then, narrowed(ranges, branch.pred) or ranges)
         if branch.orelse:
-            jump = len(self.steps)
-            self.steps.append(None)
-        orelse = len(self.steps)
+            jump = len(self._steps)
+            self._steps.append(None)
+        orelse = len(self._steps)
         if branch.orelse:
             self._body(branch.orelse, narrowed(ranges, branch.pred.negated()) or ranges)
-            after = len(self.steps)
-            self.steps[jump] = lambda machine: after
+            after = len(self._steps)
+            self._steps[jump] = lambda machine: after
 
         def test(machine: Instance) -> int | None:
             return None if value_of(expr, machine.env) >= 0 else orelse
-        self.steps[place] = test
+        self._steps[place] = test
 
     def dependency(self, suspect: Any) -> NkiError:
         """The error of a suspect that came true."""
@@ -322,12 +350,12 @@ class Tape:
                                        read=suspect.mode != "write")
 
     def _do_while(self, loop: DoWhile, ranges: dict[Var, Range]) -> None:
-        counter = self.counters[loop] = self.layout.var(Var(f"while{len(self.steps)}", 0, 1 << 31))
+        counter = self.counters[loop]
 
         def begin(machine: Instance) -> None:
             machine.env[counter] = 0
-        self.steps.append(begin)
-        start = len(self.steps)
+        self._steps.append(begin)
+        start = len(self._steps)
         self.loops.append(counter)
         self._body(loop.body, ranges)
         self.loops.pop()
@@ -338,7 +366,7 @@ class Tape:
             machine.check_defined(cond)
             machine.env[counter] += 1
             return start if cond.get(machine).any() else None
-        self.steps.append(test)
+        self._steps.append(test)
 
 
 def _allocs(body: list[Stmt]) -> list[Alloc]:

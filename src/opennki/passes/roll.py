@@ -282,7 +282,7 @@ class _Form:
     def terms(self, expr: Affine) -> Any:
         if not expr.terms:
             return ()
-        out = []
+        out: list[tuple[int, Any]] = []
         for atom, coefficient in expr.terms:
             if isinstance(atom, Var):
                 out.append((coefficient, self.vars.get(atom, atom)))

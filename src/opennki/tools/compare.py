@@ -67,12 +67,12 @@ def values(operands: list[Any], seed: int) -> list[np.ndarray]:
 
 
 def _results(ir: Kernel, arrays: list[np.ndarray], native: Any, limit: int | None = None) -> list[np.ndarray]:
-    tape = tape_of(ir, Checks.of("off"), native is not None or limit is not None)
+    tape = native.tape if native is not None else tape_of(ir, Checks.of("off"), limit is not None)
     if limit is not None:
         executor = executor_of(tape, limit)
         native = executor
     copies = [a.copy() for a in arrays]
-    outputs, news = simulate(ir, copies, Checks.of("off"), tape=tape if native is None or limit is not None else None,
+    outputs, news = simulate(ir, copies, Checks.of("off"), tape=tape,
                              native=None if native is None else lambda _: native)  # fmt: skip
     return [*outputs, *news]
 
