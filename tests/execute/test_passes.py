@@ -99,10 +99,11 @@ MERGED = {
     "rest": (
         rest,
         (normal(16411, 64),),
-        "for i1.block in 2: parallel\n"
-        "  ew [524288] (negative) t1*@2097152*i1.block [4]; x@2097152*i1.block [4];"
-        " t2*@2097152*i1.block [4]; x@2097152*i1.block [4]\n"
-        "ew [1728] (negative) t1*@4194304 [4]; x@4194304 [4]; t2*@4194304 [4]; x@4194304 [4]",
+        "for i1.block in 32: parallel\n"
+        "  ew [32768] (convert) t1*@131072*i1.block [4]; x@131072*i1.block [4]\n"
+        "  ew [32768] (negative) t2*@131072*i1.block [4]; x@131072*i1.block [4]\n"
+        "ew [1728] (convert) t1*@4194304 [4]; x@4194304 [4]\n"
+        "ew [1728] (negative) t2*@4194304 [4]; x@4194304 [4]",
     ),
 }
 

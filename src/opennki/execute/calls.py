@@ -87,9 +87,10 @@ def space(call: Call) -> Space | None:
     return Space(tuple(what.shape[:rank]), what.outer, flat and not call.clips, tiles, preds, indices, stores)
 
 
-def over(call: Call, walk: Space) -> Call | None:
-    """The call over another iteration space; None where it has more dimensions than native code takes."""
-    if not (call.clips or call.bounds):
+def over(call: Call, walk: Space, tidy: bool = True) -> Call | None:
+    """The call over another iteration space; None where it has more dimensions than native code takes. `tidy`: its dimensions are put in
+    order and joined first."""
+    if tidy and not (call.clips or call.bounds):
         walk = _tidied(walk) if walk.free else _joined(walk, walk.outer)
     rank = len(walk.shape)
     if rank > abi.RANK:
@@ -151,3 +152,89 @@ def product_scratch(what: Any) -> int:
 def pointer(what: Any) -> int:
     """Address of a descriptor."""
     return C.addressof(getattr(what, "structure", what))
+
+
+# ---- operands ----
+SIZES = {0: 4, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1, 6: 4, 7: 4, 8: 4, 9: 2, 10: 2, 11: 1, 12: 1, 13: 1}  # bytes, by number of the dtype
+_FIELDS = {
+    # kind: (address, strides, dtype, extents, written) of each operand, by the names in the descriptor
+    abi.K_MM: ((0, "s_stride", "s_dtype", ("K", "M"), False), (1, "m_stride", "m_dtype", ("K", "N"), False),
+               (2, "d_stride", None, ("M", "N"), True)),
+    abi.K_SCAN: ((0, "x_stride", "x_dtype", ("rows", "n"), False), (1, "y_stride", "y_dtype", ("rows", "n"), False),
+                 (2, "d_stride", "d_dtype", ("rows", "n"), True), (3, "i_stride", "i_dtype", ("rows",), False)),
+    abi.K_PFOLD: ((0, "x_stride", "x_dtype", ("p", "f"), False), (1, "d_stride", "d_dtype", ("f",), True)),
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Operand:
+    """How a call goes over one of its operands: number of the address, extents, byte strides, bytes of an element, and whether it is
+    written. `name`: the field of the descriptor that has the strides."""
+
+    address: int
+    shape: Strides
+    strides: Strides
+    width: int
+    written: bool
+    name: str = ""
+
+
+def operands(call: Call) -> list[Operand] | None:
+    """The operands of a call, None where it is opaque."""
+    walk = space(call)
+    if walk is not None:
+        if call.kind == abi.K_COPY:
+            widths = [call.what.width] * 2
+        else:
+            what = call.what.structure
+            widths = [SIZES[what.tiles[i].dtype] for i in range(what.n_tiles)]
+        return [Operand(i, walk.shape, s, w, i in walk.stores) for i, (s, w) in enumerate(zip(walk.tiles, widths, strict=True))]
+    if call.kind not in _FIELDS:
+        return None
+    out = []
+    for address, name, dtype, extents, written in _FIELDS[call.kind]:
+        if address < len(call.addresses):
+            strides = getattr(call.what, name)
+            strides = (strides,) if isinstance(strides, int) else tuple(strides)
+            width = 4 if dtype is None else SIZES[getattr(call.what, dtype)]
+            out.append(Operand(address, tuple(getattr(call.what, e) for e in extents), strides, width, written, name))
+    return out
+
+
+def over_split(call: Call, walk: Space, address: int, dims: list[tuple[int, int]]) -> Call | None:
+    """The call with dimensions split where an operand goes over several of the dimensions (extent, stride) in one walk. None where it has
+    more dimensions then than native code takes."""
+    shape = list(walk.shape)
+    tables = [[list(s) for s in table] for table in (walk.tiles, walk.preds, walk.indices)]
+    lead = tables[0][address]
+    axis, split = 0, False
+    while axis < len(shape):
+        n = next((n for n, d in dims if lead[axis] == d and n < shape[axis] and shape[axis] % n == 0), None)
+        if n is not None:
+            split = True
+            shape[axis : axis + 1] = [shape[axis] // n, n]
+            for table in tables:
+                for strides in table:
+                    strides[axis : axis + 1] = [strides[axis] * n, strides[axis]]
+        else:
+            axis += 1
+    if not split:
+        return call
+    tiles, preds, indices = ([tuple(s) for s in table] for table in tables)
+    return over(call, replace(walk, shape=tuple(shape), outer=len(shape) - 1, tiles=tiles, preds=preds, indices=indices), tidy=False)
+
+
+def moved(call: Call, operand: Operand, offset: Affine, slot: int, strides: Strides) -> Call | None:
+    """The call with an operand somewhere else."""
+    addresses = list(call.addresses)
+    addresses[operand.address] = offset, slot
+    call = replace(call, addresses=addresses)
+    walk = space(call)
+    if walk is not None:
+        tiles = list(walk.tiles)
+        tiles[operand.address] = strides
+        return over(call, replace(walk, tiles=tiles))
+    what = type(call.what).from_buffer_copy(call.what)
+    field_ = getattr(what, operand.name)
+    setattr(what, operand.name, strides[0] if isinstance(field_, int) else type(field_)(*strides))
+    return replace(call, what=what)

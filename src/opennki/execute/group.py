@@ -11,8 +11,9 @@ import numpy as np
 from opennki.execute import abi
 from opennki.execute.calls import Call
 from opennki.execute.instruction import Instruction
+from opennki.execute.program import leaves
 from opennki.execute.record import Sym, Unsupported, strides_of
-from opennki.ir.nodes import Alloc, Instr
+from opennki.ir.nodes import Access, Alloc, Instr
 
 if TYPE_CHECKING:
     from opennki.execute.lower import Lowering
@@ -56,6 +57,25 @@ class Group:
             o.touched = []
         self.ones, self.values, self.calls = ones, values, calls
         return True
+
+    def parts(self) -> list[tuple[list[Call], list[tuple[Access, bool]]]] | None:
+        """The copies among the results, each for itself, and then the rest (calls, and what they touch): passes can forward a copy that
+        is alone. None where it is all one."""
+        last, inside = self.ones[-1], {o.plan.instr for o in self.ones}
+        kept = [pair for pair in self.values.values() if not self.dead(last.views[pair[0].source].alloc, inside)]
+        copies = [pair for pair in kept if pair[1].kind == "tile"]
+        if not copies or len(kept) == 1:
+            return None
+        for out, _ in copies:
+            if any(not last.disjoint(out.source, leaf.source) for other, value in kept if other is not out
+                   for leaf in leaves(value) if leaf.kind == "tile"):  # fmt: skip
+                return None  # it would be overwritten before it is read
+        rest = [pair for pair in kept if pair[1].kind != "tile"]
+        try:
+            sets = [*([pair] for pair in copies), *([rest] if rest else [])]
+            return [(last.calls(pairs, fused=True), list(last.touched)) for pairs in sets]
+        except Unsupported:
+            return None
 
     def dead(self, alloc: Alloc, inside: set[Instr]) -> bool:
         """Whether nothing outside of the group uses a tensor."""

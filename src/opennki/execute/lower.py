@@ -13,6 +13,7 @@ from typing import Any
 
 from opennki.execute import parallel
 from opennki.execute.calls import Call
+from opennki.execute.forward import forward
 from opennki.execute.group import Group
 from opennki.execute.instruction import Broken, Instruction
 from opennki.execute.merge import merge
@@ -22,7 +23,7 @@ from opennki.interpret.machine import Tape
 from opennki.interpret.steps import Plan, compile_step
 from opennki.interpret.views import View
 from opennki.ir.affine import Affine, FloorDiv, Range, Var, narrowed
-from opennki.ir.nodes import Alloc, DoWhile, For, If, Instr, Stmt, statements
+from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, Instr, Stmt, statements
 from opennki.ir.verify import accesses
 from opennki.isa import dtypes
 from opennki.isa.declare import ISA
@@ -57,6 +58,8 @@ class Lowering:
         self.unread, self.unwritten = parallel.registers(self.nodes, tape)
         self.uses = parallel.uses(self.nodes, tape)
         if limit is None:
+            forward(self, self.nodes)
+            self.uses = parallel.uses(self.nodes, tape)
             merge(self, self.nodes)
             self.unread, self.unwritten = parallel.registers(self.nodes, tape)
         self.uses = parallel.uses(self.nodes, tape)
@@ -235,7 +238,12 @@ class Lowering:
         if len(group.ones) == 1:
             self.alone(group.ones[0])
         elif group.ones:
-            self.run(group.calls, group.ones)
+            self.run(group.calls, group.ones) if (parts := group.parts()) is None else self.parts(parts, group.ones)
+
+    def parts(self, parts: list[tuple[list[Call], list[tuple[Access, bool]]]], ones: list[Instruction]) -> None:
+        """Append the parts of a group, each with what it touches."""
+        for calls, touches in parts:
+            self.out += [Run(call, touches, ones[0].ranges) for call in calls]
 
 
 def _runs(view: View) -> list[tuple[Affine, int]]:

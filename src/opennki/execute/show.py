@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from opennki.execute import abi
-from opennki.execute.calls import Call, space
+from opennki.execute.calls import Call, operands
 from opennki.execute.nodes import Back, Branch, Divide, Loop, Node, Repeat, Run, Zero
 from opennki.ir.nodes import Alloc
 
@@ -54,7 +54,7 @@ def _own(own: set[Alloc]) -> str:
 
 
 def _call(call: Call, names: dict[int, str]) -> str:
-    walk = space(call)
+    ways = {o.address: o for o in operands(call) or ()}
     parts = [f"{KINDS[call.kind]} {list(call.shape)}"]
     if call.kind == abi.K_EW:
         what = call.what.structure
@@ -63,8 +63,8 @@ def _call(call: Call, names: dict[int, str]) -> str:
                 for u in used if u.code in (abi.FUNC, abi.FOLD, *_CODES)]  # fmt: skip
         parts.append(f"({', '.join(done)})" if done else "(convert)")
     for n, (offset, slot) in enumerate(call.addresses):
-        strides = "" if walk is None else f" {list(walk.tiles[n])}"
-        parts.append(f"{names[slot]}{'*' if walk is not None and n in walk.stores else ''}@{offset}{strides}")
+        way = ways.get(n)
+        parts.append(f"{names[slot]}{'*' if way and way.written else ''}@{offset}" + (f" {list(way.strides)}" if way else ""))
     for label, items in (("check", call.bounds), ("where", call.clips), ("predicates", call.preds), ("indices", call.indices)):
         if items:
             parts.append(f"{label} " + ", ".join(str(i[0] if isinstance(i, tuple) else i) for i in items))

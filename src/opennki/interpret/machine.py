@@ -92,7 +92,8 @@ class Instance:
         for slot in self.tape.released:
             buffers[slot] = shadows[slot] = None
         for key in self.tape.outer_views:
-            views[key] = None
+            if key < len(views):
+                views[key] = None
 
     def new_buffer(self, alloc: Alloc, slot: int) -> None:
         """Memory of a tensor: registers start at zero, everything else with no value (NaN where there is one)."""
@@ -194,6 +195,7 @@ class Tape:
         self.layout = Layout()
         self._steps: list[Any] = []
         self._planned = False
+        self._outer_views: tuple[int, tuple[int, ...]] = (-1, ())
         self._lock = threading.Lock()
         unset = unproven(kernel)
         self.unset_reads = unset
@@ -243,6 +245,16 @@ class Tape:
                 self._body(self.kernel.body, self.ranges)
                 self._planned = True
 
+    @property
+    def outer_views(self) -> tuple[int, ...]:
+        """The cached views of tensors outside of a program, which a run leaves behind."""
+        count, found = self._outer_views
+        if count != self.layout.views:  # steps were planned since
+            count = self.layout.views
+            found = tuple([key for slot in self._outer for key in self.layout.fixed.get(slot, ())])
+            self._outer_views = count, found
+        return found
+
     def _memory(self, kernel: Kernel) -> None:
         """Which tensors belong to a program and which are outside of it, and what is to be done between two programs."""
         slots, moving = self.layout.allocs, self.layout.moving
@@ -250,7 +262,7 @@ class Tape:
         self.own = [(a, slot) for a, slot in slots.items() if a not in outer and slot not in moving]
         self.renewed = [(a, slot) for a, slot in self.own if a in self.unset or a in self.tracked or a.kind == "register"]
         self.released = tuple([slots[a] for a in outer] + sorted(moving))
-        self.outer_views = tuple([key for a in outer for key in self.layout.fixed.get(slots[a], ())])
+        self._outer = [slots[a] for a in outer]
         self.own_bytes = sum(a.size * dtypes.itemsize(a.dtype) for a, _ in self.own)
         # outputs and intermediate tensors in shared memory of which a part may be read or returned without having been written
         partly = partly_written(kernel)
