@@ -152,17 +152,27 @@ class OpStruct(C.Structure):
     _fields_: ClassVar[Any] = [("code", C.c_int32), ("a", C.c_int32), ("b", C.c_int32), ("c", C.c_int32), ("n", C.c_int64)]
 
 
+class Watch(C.Structure):
+    """A use of a watched tensor."""
+
+    _fields_: ClassVar[Any] = [
+        ("slot", C.c_int64), ("error", C.c_int64), ("rank", C.c_int32), ("axes", C.c_int32), ("shape", C.c_int64 * RANK),
+        ("base", AffineExpr * RANK), ("moving", (C.c_int64 * RANK) * RANK),
+        *((n, C.c_int64 * RANK) for n in ("low", "high", "cell", "cells")),
+    ]  # fmt: skip
+
+
 class TapeStruct(C.Structure):
     """The tape."""
 
     _fields_: ClassVar[Any] = [
         ("ops", C.POINTER(OpStruct)), ("calls", C.POINTER(Call)), ("affines", C.POINTER(AffineExpr)), ("terms", C.POINTER(Term)),
-        ("addresses", C.POINTER(Address)),
+        ("addresses", C.POINTER(Address)), ("watches", C.POINTER(Watch)),
         ("n_ops", C.c_int64), ("n_env", C.c_int64), ("n_buffers", C.c_int64), ("scratch", C.c_int64),
     ]  # fmt: skip
 
 
-OP_END, OP_FOR, OP_NEXT, OP_IF, OP_JUMP, OP_DIV, OP_RUN, OP_ZERO, OP_BACK, OP_TEST = range(10)
+OP_END, OP_FOR, OP_NEXT, OP_IF, OP_JUMP, OP_DIV, OP_RUN, OP_ZERO, OP_BACK, OP_TEST, OP_MARK = range(11)
 K_EW, K_MM, K_COPY, K_SCAN, K_PFOLD, K_STEPS = range(6)
 MAX_EXPRESSIONS = 32  # predicates, and index expressions, of a call
 MAX_ADDRESSES = 64

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from opennki import settings
 from opennki.errors import make
 from opennki.execute import abi
@@ -16,7 +18,9 @@ from opennki.execute.lower import Lowering
 from opennki.execute.pointers import address
 from opennki.execute.record import Unsupported
 from opennki.execute.tape import Native
+from opennki.execute.watch import Unread
 from opennki.interpret.machine import Instance, Tape, blank
+from opennki.interpret.shadow import tile_error
 from opennki.ir.nodes import Alloc, Instr
 from opennki.ir.verify import describe
 
@@ -28,6 +32,7 @@ class _Table(NamedTuple):
 
     rows: Any
     others: list[Instance]
+    cells: np.ndarray | None  # of watched tensors; here so that it lives as long
 
 
 class Executor:
@@ -44,6 +49,7 @@ class Executor:
         self._env = C.c_int64 * self.native.n_env
         self._pointers = C.c_void_p * max(1, self.native.n_buffers)
         self._used = sorted(lowering.slots())
+        self._cells = self.native.cells
         self._idle: list[Instance] = []  # memory of further threads
         self._seed = lowering.layout.var(lowering.seed) if lowering.draws else None
         loops = lowering.parallel
@@ -66,12 +72,12 @@ class Executor:
         if error:
             if raised:
                 raise raised[0]
-            raise outside(self.lowering.broken[error - 1], wrong)
+            raise wrong_at(self.lowering.broken[error - 1], wrong)
 
     def direct(self, slots: list[int]) -> Any:
         """The shortest way to run a single program: a function of an instance and of the arrays for these slots, in order. None where a
         run needs more than that."""
-        if self.steps or self._most > 1 or self._seed is not None:
+        if self.steps or self._most > 1 or self._seed is not None or self._cells:
             return None
         own = [slot for slot in self._used if slot not in slots]
 
@@ -87,7 +93,7 @@ class Executor:
                 buffers[slot] = address(array)
             error = self._run(self._tape, env, 1, buffers, None, wrong)
             if error:
-                raise outside(self.lowering.broken[error - 1], wrong)
+                raise wrong_at(self.lowering.broken[error - 1], wrong)
 
         return run
 
@@ -124,7 +130,7 @@ class Executor:
         error = self.lib.nki_tape_programs(C.c_void_p(self._tape), C.c_int64(len(grid)), envs, threads, table.rows, wrong)
         self._give_back(table)
         if error:
-            raise outside(self.lowering.broken[error - 1], wrong)
+            raise wrong_at(self.lowering.broken[error - 1], wrong)
         return True
 
     def _table(self, machine: Instance, own: list[tuple[Alloc, int]], threads: int) -> _Table:
@@ -134,15 +140,32 @@ class Executor:
             pointers[slot] = address(machine.buffers[slot])
         others = [self._idle.pop() if self._idle else Instance(self.tape) for _ in range(threads - 1)]
         rows = list(pointers)
-        for other in others:
+        cells = None
+        if self._cells:
+            total = sum(size for _, size in self._cells.values())
+            cells = np.zeros((threads, total), np.uint8)
+            self._point(pointers, cells[0])
+            rows = list(pointers)
+        owned = {alloc for alloc, _ in own}
+        for number, other in enumerate(others, 1):
             row = list(pointers)
+            if cells is not None:
+                self._point(row, cells[number], owned)
             for alloc, slot in own:
                 if other.used and alloc in self.tape.unset:
                     blank(other.buffers[slot], alloc)
                 row[slot] = address(other.buffers[slot])
             other.used = True
             rows += row
-        return _Table((C.c_void_p * max(1, len(rows)))(*rows), others)
+        return _Table((C.c_void_p * max(1, len(rows)))(*rows), others, cells)
+
+    def _point(self, row: list[int | None], memory: np.ndarray, only: set[Alloc] | None = None) -> None:
+        """Let a row of pointers have its own cells of the watched tensors, or of some of them."""
+        at = address(memory)
+        for alloc, (slot, size) in self._cells.items():
+            if only is None or alloc in only:
+                row[slot] = at
+            at += size
 
     def _give_back(self, table: _Table) -> None:
         if len(self._idle) < 64:
@@ -178,10 +201,13 @@ def _signed(seed: int) -> int:
     return low - (1 << 64) if low >> 63 else low
 
 
-def outside(broken: Broken, wrong: Any) -> Exception:
-    """The error of an index outside of its tensor."""
+def wrong_at(broken: Broken | Unread, wrong: Any) -> Exception:
+    """The error of an index outside of its tensor, or of a read of what was never written."""
     view = broken.view
     first, last = wrong[0], wrong[1]
+    if isinstance(broken, Unread):
+        index = np.unravel_index(first, broken.shape)
+        return tile_error(view, tuple(int(i) * s for i, s in zip(index, broken.step, strict=True)), view.loc)
     if broken.axis is None:
         assert view.dynamic is not None
         return view.dynamic.outside((first, last, view.access.view_shape[first]), wrong[2])

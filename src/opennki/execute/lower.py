@@ -19,6 +19,7 @@ from opennki.execute.instruction import Broken, Instruction
 from opennki.execute.merge import merge
 from opennki.execute.nodes import Back, Branch, Divide, Loop, Made, Node, Repeat, Run, Zero, walk, work
 from opennki.execute.record import Unsupported
+from opennki.execute.watch import Unread, Watch
 from opennki.interpret.machine import Tape
 from opennki.interpret.steps import Plan, compile_step
 from opennki.interpret.views import View
@@ -39,7 +40,7 @@ class Lowering:
         self.layout = tape.layout
         self.nodes: list[Node] = []
         self.out = self.nodes  # where the next node goes
-        self.broken: list[Broken] = []
+        self.broken: list[Broken | Unread] = []
         self.fallbacks: list[tuple[Instr, Any, str]] = []  # instruction, interpreter's step, why
         self.divisions: dict[FloorDiv, Var] = {}  # computed since the last jump
         self.views: list[View] = []  # of tile symbols, by their source
@@ -47,6 +48,7 @@ class Lowering:
         self.preds: list[tuple[Affine, tuple[int, ...]]] = []
         self.indices: list[tuple[Affine, tuple[int, ...]]] = []
         self.users: dict[Alloc, set[Instr]] = _users(tape)
+        self.watch = Watch(self)
         self.group = Group(self)
         self.loops: list[int] = list(tape.loops)
         self.seed = Var("seed", -(1 << 63), (1 << 63) - 1)  # of the run
@@ -124,6 +126,7 @@ class Lowering:
         for stmt in body:
             if isinstance(stmt, Alloc):
                 self.out.append(Made(stmt))
+                self.watch.made(stmt)
                 if stmt in self.tape.restarted:
                     self.flush()
                     self.out.append(Zero(stmt, self.layout.alloc(stmt), stmt.size * dtypes.itemsize(stmt.dtype)))
@@ -185,8 +188,10 @@ class Lowering:
         if self.limit is not None:
             self.flush()
             if len(self.seen) > self.limit:
+                self.watch.instruction(plan)
                 self.interpreted(plan, "left to the interpreter")
                 return
+        self.watch.instruction(plan)
         one = Instruction(self, plan, ranges)
         try:
             one.record()

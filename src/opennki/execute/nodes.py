@@ -47,6 +47,28 @@ class Made:
 
 
 @dataclass(eq=False, slots=True)
+class Forget:
+    """Nothing of a watched tensor is written (see `execute.watch`)."""
+
+    alloc: Alloc
+    size: int
+
+
+@dataclass(eq=False, slots=True)
+class Mark:
+    """A use of a watched tensor, at `base` per dimension: a write of the cells from base + ends[0] to base + ends[1], or, where `error` is
+    the number of what is reported, a read that asks for the cells at base + moving * index for each index of `shape`."""
+
+    alloc: Alloc
+    cells: list[tuple[int, int]]
+    base: list[Affine]
+    shape: tuple[int, ...]
+    moving: list[list[int]]
+    ends: list[tuple[int, int]]
+    error: int
+
+
+@dataclass(eq=False, slots=True)
 class Divide:
     """var = floor(division.of / division.by), over variables alone."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from opennki.execute import abi
 from opennki.execute.calls import Call, pointer, product_scratch
-from opennki.execute.nodes import Back, Branch, Divide, Loop, Node, Repeat, Run, Zero
+from opennki.execute.nodes import Back, Branch, Divide, Forget, Loop, Mark, Node, Repeat, Run, Zero
 from opennki.ir.affine import Affine, Var
 from opennki.isa import dtypes
 
@@ -26,10 +26,14 @@ class Native:
         self.calls: list[Call] = []
         self.affines: list[Affine] = []
         self.tests: list[tuple[Affine, int]] = []
+        self.watches: list[Mark] = []
+        # after the tensors: the cells of those that are watched
+        first = len(self.layout.allocs)
+        self.cells = {alloc: (first + n, lowering.watch.size(alloc)) for n, alloc in enumerate(lowering.watch.cells)}
         self.body(lowering.nodes)
         self.emit(abi.OP_END)
         self.n_env = max(1, len(self.layout.vars))
-        self.n_buffers = len(self.layout.allocs)
+        self.n_buffers = first + len(self.cells)
         self.struct, self.keep = self._structure()
 
     # ---- ops ----
@@ -74,6 +78,11 @@ class Native:
                 self.emit(abi.OP_DIV, self.layout.var(node.var), self.affine(node.of), n=node.division.by)
             elif isinstance(node, Zero):
                 self.emit(abi.OP_ZERO, node.slot, n=node.size)
+            elif isinstance(node, Forget):
+                self.emit(abi.OP_ZERO, self.cells[node.alloc][0], n=node.size)
+            elif isinstance(node, Mark):
+                self.watches.append(node)
+                self.emit(abi.OP_MARK, len(self.watches) - 1)
             elif isinstance(node, Back):
                 self.emit(abi.OP_BACK, node.index)
             elif isinstance(node, Repeat):
@@ -85,6 +94,18 @@ class Native:
                 for base, count in node.tests:
                     self.tests.append((base, node.slot))
                     self.emit(abi.OP_TEST, len(self.tests) - 1, start, size, count)
+
+    def watch(self, node: Mark, base: list[tuple[int, int, int]]) -> Any:
+        """The structure of a use of a watched tensor."""
+        out = abi.Watch(self.cells[node.alloc][0], node.error, len(node.shape), len(base))
+        out.shape[: len(node.shape)] = node.shape
+        for i, (expr, (cell, cells)) in enumerate(zip(base, node.cells, strict=True)):
+            out.base[i], out.cell[i], out.cells[i] = expr, cell, cells
+            if node.ends:
+                out.low[i], out.high[i] = node.ends[i]
+            else:
+                out.moving[i][: len(node.shape)] = node.moving[i]
+        return out
 
     # ---- memory ----
     def _structure(self) -> tuple[abi.TapeStruct, list[Any]]:
@@ -118,9 +139,10 @@ class Native:
         affines = array(abi.AffineExpr, [affine(e) for e in self.affines])
         tests = array(abi.Address, [(affine(e), slot) for e, slot in self.tests])
         made_calls = array(abi.Call, calls)
+        watches = array(abi.Watch, [self.watch(w, [affine(e) for e in w.base]) for w in self.watches])
         made_terms = array(abi.Term, terms)
         scratch = max([scratch_of(c) for c in self.calls], default=0)
-        struct = abi.TapeStruct(ops, made_calls, affines, made_terms, tests, len(self.ops), self.n_env, self.n_buffers, scratch)
+        struct = abi.TapeStruct(ops, made_calls, affines, made_terms, tests, watches, len(self.ops), self.n_env, self.n_buffers, scratch)
         return struct, keep
 
 

@@ -11,6 +11,7 @@ from opennki.interpret.precision import widened
 from opennki.ir.nodes import Kernel
 from opennki.passes.allocate import capacity_problems
 from opennki.passes.contract import contracted
+from opennki.passes.initialised import resized
 from opennki.passes.roll import rolled
 
 POLICIES: dict[str, dict[str, str]] = {
@@ -57,6 +58,9 @@ def tape_of(kernel: Kernel, checks: Checks, roll: bool = False) -> Tape:
                 certain=checks.level != "off",
                 lazy=checks.level != "full")  # what is known without running costs nothing
     tape.problems += full
+    if checks.level == "fast":
+        gone = resized(kernel)
+        tape.watch = {a for a in tape.unset_reads if a.space not in ("shared_hbm", "register") and a not in gone}
     return tape
 
 

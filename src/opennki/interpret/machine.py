@@ -194,6 +194,7 @@ class Tape:
         self.watched = {s.var for group in self.suspects.values() for s in group}
         self.layout = Layout()
         self._steps: list[Any] = []
+        self.watch: set[Alloc] = set()  # for native code: where to look for reads of what was never written, by tiles
         self._planned = False
         self._outer_views: tuple[int, tuple[int, ...]] = (-1, ())
         self._lock = threading.Lock()

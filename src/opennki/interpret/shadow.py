@@ -23,9 +23,13 @@ _ELEMENTWISE = frozenset({"elementwise", "tensor_scalar", "activation", "copy", 
 def read_error(view: View, state: np.ndarray, loc: Any) -> NkiReadError:
     """The error of a read of elements that were never written."""
     bad = np.argwhere(state == NEVER)
-    first = tuple(int(i) for i in bad[0])
+    return tile_error(view, tuple(int(i) for i in bad[0]), loc, f"{len(bad)} ")
+
+
+def tile_error(view: View, first: tuple[int, ...], loc: Any, count: str = "") -> NkiReadError:
+    """The error of a read of elements that were never written, of which one is known."""
     made = view.alloc.loc
-    return NkiReadError(f"{view.what} reads {len(bad)} elements that were never written, first {first} of the tile {view.shape}", loc=loc,
+    return NkiReadError(f"{view.what} reads {count}elements that were never written, first {first} of the tile {view.shape}", loc=loc,
                         operand=f"{describe(view.access)}" + (f", made at {made}" if made else ""),
                         rule="every element is written before it is read", why="its value on the device is whatever was there before",
                         fix="initialise the tensor (nl.zeros, or t[...] = 0), or read only what was written")

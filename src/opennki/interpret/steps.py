@@ -313,13 +313,13 @@ def _general(plan: Plan) -> Step:
                 if not least:
                     unread = (state == shadow.NEVER) & (where if where is not None and where.shape == state.shape else True)
                     if unread.any():
-                        kind, error = ("accumulate", shadow.accumulate_error) if _accumulates(plan, o) else ("read", shadow.read_error)
+                        kind, error = ("accumulate", shadow.accumulate_error) if accumulates(plan, o) else ("read", shadow.read_error)
                         machine.report(kind, error(view, np.where(unread, 0, 1), loc))
                 if state.max(initial=1) > 1:
                     taint = state == shadow.MASKED
                     if where is not None and where.shape == taint.shape:
                         taint &= where
-                    taints.append((taint, None if _accumulates(plan, o) else n == 1 and family == "matmul"))
+                    taints.append((taint, None if accumulates(plan, o) else n == 1 and family == "matmul"))
                     origin = machine.origins.get(view.slot, origin)
             if array is None:
                 kw[o.name] = None
@@ -441,7 +441,7 @@ def _refit(o: Operand, shape: tuple[int, ...], lo: tuple[int, ...], hi: tuple[in
     return (shape[0], prod(shape[1:]))
 
 
-def _accumulates(plan: Plan, o: Operand) -> bool:
+def accumulates(plan: Plan, o: Operand) -> bool:
     """Accumulation into PSUM that was never written starts from zero, as the first matmul of a group overwrites."""
     return plan.decl.family == "matmul" and plan.decl.params[plan.decl.index[o.name]].spec.role == "inout"
 

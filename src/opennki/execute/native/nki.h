@@ -213,7 +213,8 @@ enum nki_op_code {
     NKI_OP_RUN,   /* call a */
     NKI_OP_ZERO,  /* clear n bytes of buffer a */
     NKI_OP_BACK,  /* ask Python: callback(a); stop when it returns non-zero */
-    NKI_OP_TEST   /* any of n elements side by side at address a is not 0: jump to b; c: bytes of an element, + 256 for floats */
+    NKI_OP_TEST,  /* any of n elements side by side at address a is not 0: jump to b; c: bytes of an element, + 256 for floats */
+    NKI_OP_MARK   /* use a of a watched tensor: mark what it writes, or ask for what it reads */
 };
 
 typedef struct {
@@ -221,12 +222,25 @@ typedef struct {
     int64_t n;
 } nki_op;
 
+/* A use of a watched tensor. Its buffer has a byte per cell, cells[] of them, each of cell[] elements, along its axes. A write
+ * (error 0) marks the cells from base + low to base + high. A read asks for the cells of the elements base + moving * index,
+ * for each index of shape[0 .. rank-1]; one that is not marked stops the run with `error`, and its place in shape in `wrong`. */
+typedef struct {
+    int64_t slot, error;
+    int32_t rank, axes;
+    int64_t shape[NKI_RANK];
+    nki_affine base[NKI_RANK];
+    int64_t moving[NKI_RANK][NKI_RANK]; /* of each axis: elements per step of each dimension of shape */
+    int64_t low[NKI_RANK], high[NKI_RANK], cell[NKI_RANK], cells[NKI_RANK];
+} nki_watch;
+
 typedef struct {
     const nki_op *ops;
     const nki_call *calls;
     const nki_affine *affines;
     const nki_term *terms;
     const nki_address *addresses;
+    const nki_watch *watches;
     int64_t n_ops, n_env, n_buffers, scratch;
 } nki_tape;
 

@@ -113,6 +113,45 @@ static int any(const char *p, int64_t n, int size, int floats) {
     return 0;
 }
 
+static void mark(const nki_watch *w, const int64_t *base, char *cells) {
+    int64_t from[NKI_RANK], to[NKI_RANK], at[NKI_RANK];
+    for (int i = 0; i < w->axes; i++) {
+        int64_t low = floor_div(base[i] + w->low[i], w->cell[i]), high = floor_div(base[i] + w->high[i], w->cell[i]);
+        from[i] = at[i] = low > 0 ? low : 0; /* what a mask leaves out may be outside */
+        to[i] = high < w->cells[i] - 1 ? high : w->cells[i] - 1;
+        if (from[i] > to[i]) return;
+    }
+    for (int i = 0; i >= 0;) {
+        int64_t place = 0;
+        for (int j = 0; j < w->axes; j++) place = place * w->cells[j] + at[j];
+        __atomic_store_n(cells + place, 1, __ATOMIC_RELAXED);
+        for (i = w->axes - 1; i >= 0; i--) {
+            if (++at[i] <= to[i]) break;
+            at[i] = from[i];
+        }
+    }
+}
+
+/* The number of the first element in a cell that nobody marked, -1 for none. */
+static int64_t unmarked(const nki_watch *w, const int64_t *base, const char *cells) {
+    int64_t at[NKI_RANK] = {0};
+    for (int64_t number = 0;; number++) {
+        int64_t place = 0;
+        for (int i = 0; i < w->axes; i++) {
+            int64_t index = base[i];
+            for (int j = 0; j < w->rank; j++) index += w->moving[i][j] * at[j];
+            place = place * w->cells[i] + index / w->cell[i];
+        }
+        if (!__atomic_load_n(cells + place, __ATOMIC_RELAXED)) return number;
+        int j = w->rank - 1;
+        for (; j >= 0; j--) {
+            if (++at[j] < w->shape[j]) break;
+            at[j] = 0;
+        }
+        if (j < 0) return -1;
+    }
+}
+
 /* Who runs: memory of each thread, and scratch memory, made when it is first needed. */
 typedef struct {
     const nki_tape *t;
@@ -173,6 +212,18 @@ static int64_t run(team *all, int worker, int serial, int64_t from, int64_t to, 
             int64_t error = table ? timed(table, o->a, t, env, buffers, scratch, wrong)
                                   : call(t, t->calls + o->a, env, buffers, scratch, wrong);
             if (error) return error;
+            break;
+        }
+        case NKI_OP_MARK: {
+            const nki_watch *w = t->watches + o->a;
+            int64_t base[NKI_RANK];
+            for (int i = 0; i < w->axes; i++) base[i] = value(t, &w->base[i], env);
+            if (!w->error) {
+                mark(w, base, buffers[w->slot]);
+            } else if ((base[0] = unmarked(w, base, buffers[w->slot])) >= 0) {
+                wrong[0] = wrong[1] = base[0];
+                return w->error;
+            }
             break;
         }
         case NKI_OP_ZERO: memset(buffers[o->a], 0, (size_t)o->n); break;
