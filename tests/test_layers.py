@@ -23,6 +23,7 @@ LAYERS = (
     ("ranks",),
     ("timing",),
     ("report",),
+    ("toolchain",),
     ("kernels",),
     ("bind",),
     ("dialects",),

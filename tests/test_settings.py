@@ -29,7 +29,7 @@ def test_environment_names_are_the_documented_ones():
         "OPENNKI_NUM_THREADS", "OPENNKI_CHECKS", "OPENNKI_STRICT_PLATFORM", "OPENNKI_CACHE_DIR",
         "OPENNKI_NEURONX_CC", "OPENNKI_EAGER", "OPENNKI_SEED", "NEURON_PLATFORM_TARGET_OVERRIDE",
         "NKI_PRECISE_FP", "NKI_SIMULATOR", "NKI_DONT_CACHE_TRACE_FOR_JAX_LOWERING", "OPENNKI_CALL_CHECKS", "OPENNKI_JAX_INLINE",
-        "OPENNKI_TORCH_DTYPES", "OPENNKI_XLA_HOST",
+        "OPENNKI_TORCH_DTYPES", "OPENNKI_XLA_HOST", "OPENNKI_NEURON_PROFILE", "NEURON_RT_VISIBLE_CORES",
         "OPENNKI_EXECUTOR", "OPENNKI_CPU_LEVEL", "OPENNKI_RENDEZVOUS",
     }
 
@@ -42,7 +42,8 @@ def test_defaults(monkeypatch, tmp_path):
     assert (now.precise_fp, now.simulator, now.eager, now.seed) == (True, False, False, 0)
     assert now.dont_cache_trace_for_jax_lowering is False
     assert now.cache_dir == tmp_path / "opennki"
-    assert now.neuronx_cc == ("opennki-neuronx-cc",)
+    assert now.neuronx_cc[-1] == "opennki.toolchain.neuronx_cc"
+    assert len(now.visible_cores) == now.num_threads
     assert 1 <= now.num_threads <= (os.cpu_count() or 1)
 
 
@@ -73,6 +74,8 @@ def test_default_cache_dir_follows_home(monkeypatch, tmp_path):
     ("dont_cache_trace_for_jax_lowering", "TRUE", True),
     ("eager", "on", True),
     ("seed", "4294967295", 2**32 - 1),
+    ("visible_cores", "0", (0,)),
+    ("visible_cores", "4-6, 1,4", (4, 5, 6, 1)),
 ])
 def test_value_is_read_at_call_time(monkeypatch, name, text, value):
     before = getattr(settings.current(), name)
@@ -101,7 +104,8 @@ def test_empty_means_unset(monkeypatch):
     ("OPENNKI_NEURONX_CC", "''"),
     ("NEURON_PLATFORM_TARGET_OVERRIDE", "trn 1"), ("NKI_PRECISE_FP", "maybe"), ("NKI_SIMULATOR", "cpu"),
     ("NKI_DONT_CACHE_TRACE_FOR_JAX_LOWERING", "TRUEE"), ("OPENNKI_EAGER", "eager"), ("OPENNKI_SEED", "-1"),
-    ("OPENNKI_SEED", "4294967296"),
+    ("OPENNKI_SEED", "4294967296"), ("NEURON_RT_VISIBLE_CORES", "3-1"), ("NEURON_RT_VISIBLE_CORES", "-1"),
+    ("NEURON_RT_VISIBLE_CORES", "0-99999999"), ("NEURON_RT_VISIBLE_CORES", "all"),
 ])
 def test_illegal_value_names_variable_value_and_legal_values(monkeypatch, env, text):
     monkeypatch.setenv(env, text)

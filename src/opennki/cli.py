@@ -1,4 +1,4 @@
-"""The command line: `opennki run | launch | ops | trace | compare | memory | inspect | doctor`."""
+"""The command line: `opennki run | launch | ops | trace | compare | memory | bench | profile | inspect | doctor`."""
 
 from __future__ import annotations
 
@@ -359,6 +359,42 @@ def memory(
         write(made, svg, as_json)
     except OSError as exc:
         raise _fail(f"cannot write {' and '.join(f for f in (svg, as_json) if f)}: {exc.strerror}") from None
+
+
+@app.command()
+def bench(
+    kernel: Annotated[str, typer.Argument(help="script.py:kernel")],
+    args: Annotated[str, typer.Option("--args", help='Arguments, with commas: "128x512:float32, 3"')] = "",
+    arg: Annotated[list[str] | None, typer.Option("--arg", help="One argument; may be repeated.")] = None,
+    target: Annotated[str | None, typer.Option(help="trn1, trn2, inf2, ...")] = None,
+    grid: Annotated[str, typer.Option(help='Launch grid, such as "4,2"')] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Estimate the latency of a kernel: what bounds it, and what each source line costs.
+
+    Arguments as for `opennki trace`. The numbers are those of a timing model; no device is measured.
+    """
+    from opennki.tools.latency import bench as run
+
+    print(_loaded(kernel, args, arg, lambda loaded, positional, named: run(_kernel(loaded, target, grid), positional, named, as_json)))
+
+
+@app.command()
+def profile(
+    kernel: Annotated[str, typer.Argument(help="script.py:kernel")],
+    args: Annotated[str, typer.Option("--args", help='Arguments, with commas: "128x512:float32, 3"')] = "",
+    arg: Annotated[list[str] | None, typer.Option("--arg", help="One argument; may be repeated.")] = None,
+    target: Annotated[str | None, typer.Option(help="trn1, trn2, inf2, ...")] = None,
+    grid: Annotated[str, typer.Option(help='Launch grid, such as "4,2"')] = "",
+    out: Annotated[str, typer.Option("--out", "-o", help="Folder that the files go into.")] = "profile",
+) -> None:
+    """Write the profile of a kernel into a folder: report.html, trace.json for Perfetto, summary.json, profile.ntff, file.neff.
+
+    Arguments as for `opennki trace`. The numbers are those of a timing model; no device is measured.
+    """
+    from opennki.tools.latency import profile as run
+
+    print(_loaded(kernel, args, arg, lambda loaded, positional, named: run(_kernel(loaded, target, grid), positional, named, out)))
 
 
 @app.command()

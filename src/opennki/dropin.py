@@ -71,6 +71,10 @@ MODULES: dict[str, str] = {
             "vision",
         )
     },
+    "neuronxcc.kra": "",
+    "neuronxcc.kra.kralib": f"{_HERE}.kra_kralib",
+    "neuronxcc.kra.profiler": f"{_HERE}.kra_profiler",
+    "neuronxcc.kra.profile_lib": f"{_HERE}.kra_profile_lib",
     "neuronxcc.starfish": "",
     "neuronxcc.starfish.support": "",
     "neuronxcc.starfish.support.dtype": f"{_HERE}.support_dtype",

@@ -6,7 +6,8 @@
       NkiIndexError  (IndexError)    an access outside a tensor
       NkiReadError   (ValueError)    a read of elements that were never written
       NkiNotYet      (NotImplementedError)  a documented name that opennki does not have yet
-      NkiParseError  (ValueError)    IR text or a payload that is not well formed
+      NkiParseError  (ValueError)    IR text, a payload or a file that is not well formed
+      NkiFileError   (OSError)       a file or folder that cannot be read or written
     NkiWarning (UserWarning)     the same report where a check is set to warn
 
 The documented codes, with rule, reason and remedy, are in `catalogue.py` (source: api_legacy "Errors").
@@ -85,7 +86,7 @@ class NkiError(Exception):
         self.rule = rule or (entry.rule if entry else "")
         self.why = why or (entry.why if entry else "")
         self.fix = fix or (entry.fix if entry else "")
-        super().__init__(message)
+        Exception.__init__(self, message)  # not the next class's: some bases of subclasses take other arguments
 
     def __str__(self) -> str:
         return render(self)
@@ -116,7 +117,11 @@ class NkiNotYet(NkiError, NotImplementedError):
 
 
 class NkiParseError(NkiError, ValueError):
-    """IR text or a payload that is not well formed."""
+    """IR text, a payload or a file that is not well formed."""
+
+
+class NkiFileError(NkiError, OSError):
+    """A file or folder that cannot be read or written. `errno` and `filename` are those of the system's error, where there is one."""
 
 
 class NkiWarning(UserWarning):

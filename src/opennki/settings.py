@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -21,6 +22,7 @@ Checks = Literal["full", "fast", "off"]
 
 MAX_THREADS = 1024
 MAX_SEED = 2**32 - 1
+MAX_CORES = 4096
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
@@ -89,6 +91,17 @@ def _parse_command(text: str) -> tuple[str, ...]:
     if not words or not words[0]:
         raise ValueError(text)
     return words
+
+
+def _parse_cores(text: str) -> tuple[int, ...]:
+    cores: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        low, high = int(first), int(last or first)
+        if not (first.isdigit() and (last or first).isdigit() and 0 <= low <= high < MAX_CORES):
+            raise ValueError(text)
+        cores += range(low, high + 1)
+    return tuple(dict.fromkeys(cores))
 
 
 def _parse_path(text: str) -> Path:
@@ -199,8 +212,17 @@ class Settings:
         doc="Folder of compiled artefacts. Safe to delete.")
     neuronx_cc: tuple[str, ...] = _setting(
         "OPENNKI_NEURONX_CC", _Kind(_parse_command, "a command, quoted as for a shell"),
-        default=("opennki-neuronx-cc",), shown="opennki-neuronx-cc",
+        default=(sys.executable or "python3", "-P", "-m", "opennki.toolchain.neuronx_cc"), shown="opennki-neuronx-cc, by this Python",
         doc="Compiler command of baremetal, benchmark, profile; the vendor's neuronx-cc may take its place.")
+    neuron_profile: tuple[str, ...] = _setting(
+        "OPENNKI_NEURON_PROFILE", _Kind(_parse_command, "a command, quoted as for a shell"),
+        default=(sys.executable or "python3", "-P", "-m", "opennki.toolchain.neuron_profile"),
+        shown="opennki-neuron-profile, by this Python",
+        doc="Profiler command of nki.profile.")
+    visible_cores: tuple[int, ...] = _setting(
+        "NEURON_RT_VISIBLE_CORES", _Kind(_parse_cores, "numbers and ranges with commas, such as 0 or 0-3,6"),
+        factory=lambda: tuple(range(_cores())), shown="one for each core of this machine that the process may use",
+        doc="Virtual NeuronCores that baremetal, benchmark and profile may use; a run locks one.")
     platform_target_override: str | None = _setting(
         "NEURON_PLATFORM_TARGET_OVERRIDE",
         _Kind(_parse_target, "the name of a target, such as trn1, trn2 or inf2"), default=None,
@@ -313,7 +335,7 @@ def _show(value: object) -> str:
     if isinstance(value, Rendezvous):
         return value.text()
     if isinstance(value, tuple):
-        return shlex.join(value)
+        return shlex.join(value) if all(isinstance(v, str) for v in value) else ",".join(map(str, value))
     return str(value)
 
 
@@ -337,6 +359,12 @@ def environment_of(place: Rendezvous, threads: int) -> dict[str, str]:
     """The environment of a process of `opennki launch`: that of this one, with a meeting point, and a number of threads where none is
     set."""
     return {_ENV_OF["num_threads"]: str(threads), **os.environ, _ENV_OF["rendezvous"]: place.text()}
+
+
+def own_environment() -> dict[str, str]:
+    """The environment for a command of opennki's own: it finds this very package, also where that is not installed."""
+    here = str(Path(__file__).resolve().parents[1])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
 
 
 XLA_POOL = "PJRT_NPROC"

@@ -14,7 +14,7 @@ from opennki import baremetal, benchmark, jit, simulate_kernel, trace
 from opennki.dialects.neuronxcc import compiler as ncc
 from opennki.dialects.neuronxcc import isa as nisa
 from opennki.dialects.neuronxcc import language as nl
-from opennki.errors import NkiError, NkiNotYet, NkiWarning
+from opennki.errors import NkiError, NkiNotYet, NkiValueError, NkiWarning
 
 
 # ---- BR027: shifted windows -----------------------------------------------------------------------------------------
@@ -290,12 +290,15 @@ def twice_into(x, out):
 
 
 def test_BR060_a_result_says_what_computed_it():
-    """Published numbers came from a fallback: running without a device says so on each call, and there is no latency to read."""
+    """Published numbers came from a fallback: running without a device says so on each call, and a latency that it is an estimate."""
     x = sample((8, 16))
-    for wrap in (baremetal, benchmark):
-        with pytest.warns(NkiWarning, match="interpreter, not on a device"):
-            np.testing.assert_array_equal(wrap(twice)(x), x * 2)
-    with pytest.raises(NkiNotYet, match="benchmark_result"):
+    with pytest.warns(NkiWarning, match="virtual NeuronCore of this machine, not on a device"):
+        np.testing.assert_array_equal(baremetal(twice)(x), x * 2)
+    kernel = benchmark(twice)
+    with pytest.warns(NkiWarning, match="latency by a timing model, not on a device"):
+        kernel(x)
+    assert "estimate" in str(kernel.benchmark_result)
+    with pytest.raises(NkiValueError, match="benchmark_result"):
         _ = benchmark(twice).benchmark_result
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import tempfile
 import warnings
 
 import ml_dtypes
@@ -13,7 +14,7 @@ import pytest
 import opennki.dialects.neuronxcc as nki
 from opennki.dialects.neuronxcc import language as nl
 from opennki.dialects.neuronxcc import typing as nt
-from opennki.errors import NkiError, NkiNotYet, NkiTypeError, NkiValueError, NkiWarning
+from opennki.errors import NkiError, NkiTypeError, NkiValueError
 from opennki.kernels.base import TraceKernel
 from opennki.kernels.generic import GenericKernel
 from opennki.kernels.numpy_kernel import BaremetalKernel, BenchmarkKernel, ProfileKernel
@@ -62,13 +63,13 @@ JITS = {
     "additional_compile_opt": lambda f: nki.jit(additional_compile_opt="--disable-internal-io-dge")(f),
     "baremetal": lambda f: nki.baremetal(f),
     "baremetal factory": lambda f: nki.baremetal(save_neff_name="file.neff", save_trace_name="t.ntff")(f),
-    "baremetal artifacts": lambda f: nki.baremetal(artifacts_dir="/nowhere", additional_compile_opt="-O1")(f),
+    "baremetal artifacts": lambda f: nki.baremetal(artifacts_dir=tempfile.mkdtemp(dir="."), additional_compile_opt="-O1")(f),
     "baremetal of jit": lambda f: nki.baremetal(nki.jit(f)),
     "benchmark": lambda f: nki.benchmark(f),
     "benchmark factory": lambda f: nki.benchmark(warmup=5, iters=20)(f),
     "benchmark with arguments": lambda f: nki.benchmark(f, warmup=5, iters=20, save_neff_name="file.neff"),
-    "profile": lambda f: nki.profile(f, working_directory="/nowhere"),
-    "profile factory": lambda f: nki.profile(working_directory="/nowhere", profile_nth=2, overwrite=True)(f),
+    "profile": lambda f: nki.profile(f, working_directory=tempfile.mkdtemp(dir=".")),
+    "profile factory": lambda f: nki.profile(working_directory="there", profile_nth=2, overwrite=True)(f),
     "jit of baremetal": lambda f: nki.jit(nki.baremetal(f), mode="simulation"),
     "jit of jit": lambda f: nki.jit(nki.jit(f, mode="trace"), mode="simulation", platform_target="trn2"),
     "benchmark of trace": lambda f: nki.benchmark(nki.trace(f)),
@@ -76,8 +77,13 @@ JITS = {
 }
 
 
+# The values of the inputs are not used, so the results have none: NaN.
+TIMED = {form for form in JITS if "benchmark" in form}
+
+
 @pytest.fixture(autouse=True)
-def quiet():
+def quiet(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -87,20 +93,21 @@ def quiet():
 def test_every_form_is_called_and_simulated(form):
     kernel = JITS[form](add)
     expected = A + B * np.float32(2) + np.float32(1)
-    for result in (
-        kernel(A, B, 2.0, shift=1.0),
-        nki.simulate_kernel(kernel, A, B, 2.0, shift=1.0),
-        nki.simulate_kernel(kernel, b=B, a=A, scale=2.0, shift=1.0),
+    for result, values in (
+        (kernel(A, B, 2.0, shift=1.0), np.full_like(A, np.nan) if form in TIMED else expected),
+        (nki.simulate_kernel(kernel, A, B, 2.0, shift=1.0), expected),
+        (nki.simulate_kernel(kernel, b=B, a=A, scale=2.0, shift=1.0), expected),
     ):
         assert isinstance(result, np.ndarray) and result.dtype == np.float32
-        np.testing.assert_array_equal(result, expected)
+        np.testing.assert_array_equal(result, values)
 
 
 @pytest.mark.parametrize("form", [f for f in JITS if f != "partial"])
 def test_a_grid_before_or_after_the_wrapper(form):
     wrap = JITS[form]
-    for kernel in (wrap(halves)[2], wrap(nki.jit(halves)[2]), wrap(halves)[(2,)], wrap(nki.trace(halves)[2])):
-        np.testing.assert_array_equal(kernel(A), A * 2)
+    for make in (lambda: wrap(halves)[2], lambda: wrap(nki.jit(halves)[2]), lambda: wrap(halves)[(2,)], lambda: wrap(nki.trace(halves)[2])):
+        kernel = make()
+        np.testing.assert_array_equal(kernel(A), np.full_like(A, np.nan) if form in TIMED else A * 2)
         np.testing.assert_array_equal(nki.simulate_kernel(kernel, A), A * 2)
         np.testing.assert_array_equal(nki.simulate_kernel(nki.baremetal(kernel), A), A * 2)
         np.testing.assert_array_equal(nki.simulate_kernel(nki.jit(kernel, mode="simulation"), A), A * 2)
@@ -119,7 +126,7 @@ def test_outputs_that_are_parameters_are_written_in_place(form):
     for call in (lambda k, *a: k(*a), nki.simulate_kernel):
         out = np.zeros_like(A)
         assert call(wrap(into), A, out) is None
-        np.testing.assert_array_equal(out, A * 2)
+        np.testing.assert_array_equal(out, 0 * A if form in TIMED and call is not nki.simulate_kernel else A * 2)
 
 
 def test_a_mutable_parameter_is_updated_and_returned():
@@ -244,18 +251,6 @@ def test_an_argument_may_be_described_where_values_do_not_matter():
 
 
 # ---- what says no ----
-
-
-def test_a_numpy_call_of_a_device_kernel_says_where_it_runs():
-    with pytest.warns(NkiWarning, match="runs on the opennki interpreter"):
-        nki.baremetal(add)(A, B)
-
-
-def test_the_latency_comes_later():
-    bench = nki.benchmark(warmup=1, iters=2)(add)
-    bench(A, B)
-    with pytest.raises(NkiNotYet, match="benchmark_result"):
-        bench.benchmark_result.nc_latency.get_latency_percentile(99)
 
 
 def test_an_unknown_mode_has_the_vendors_words():

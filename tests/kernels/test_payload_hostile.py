@@ -18,7 +18,7 @@ from opennki.bind import host
 from opennki.bind.host import HostKernel, host_kernel
 from opennki.errors import NkiError, NkiParseError, NkiValueError
 from opennki.ir.locations import read_locations
-from opennki.kernels import payload as p
+from opennki.ir.sizes import MAX_PROGRAMS
 from opennki.kernels.payload import decode_backend_config, read_config
 
 
@@ -112,7 +112,7 @@ def test_what_does_not_fit_into_this_machine_is_refused_before_it_is_made(config
 
 def test_huge_grids_are_refused():
     _, config = config_of(*CASES["programs"])
-    n = p.MAX_PROGRAMS + 1
+    n = MAX_PROGRAMS + 1
     ir = config["serialize_ir_string"].replace("pid0[3]", f"pid0[{n}]")
     refused(coded({**config, "grid": [n], "serialize_ir_string": ir}), f"{n} programs")
 

@@ -8,6 +8,7 @@ machines. Files are relative to the folder of the kernel's own file. Form: JSON 
 from __future__ import annotations
 
 import json
+import os
 from typing import Any, NoReturn
 
 from opennki.errors import Loc, NkiParseError
@@ -64,6 +65,21 @@ def read_locations(text: str) -> tuple[list[Loc], list[int]]:
     if any(type(n) is not int or not -1 <= n < len(locs) for n in lines):
         _fail("a line has no place")
     return locs, lines
+
+
+def placed_file(name: str, folder: str) -> str:
+    """A source file of a table: below `folder`, where it is known that the table was made there.
+
+    One made elsewhere gives the name of a file and no path to one, in brackets as Python names what is no file: an
+    error message shows the name, and cannot be made to show a line of a file of this machine.
+    """
+    if folder:
+        return name if name.startswith("<") else os.path.normpath(os.path.join(folder, name))
+    if name.startswith("<") and name.endswith(">"):
+        name = name[1:-1]
+    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+    shown = parts[-1:] if ".." in parts or name[:1] in ("/", "\\") or ":" in name else parts
+    return "<" + ascii("/".join(shown))[1:-1].replace("<", "").replace(">", "") + ">"
 
 
 def _fail(why: str) -> NoReturn:

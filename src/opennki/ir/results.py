@@ -7,6 +7,7 @@ operand (an alias). Every bridge, the payload and the executor count results as 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from opennki.ir.nodes import Access, Kernel, whole
 
@@ -51,3 +52,15 @@ def call_results(kernel: Kernel) -> list[CallResult]:
 def returns_outputs(kernel: Kernel) -> bool:
     """False for a kernel whose only results are inputs that it writes and does not return."""
     return bool(kernel.outputs)
+
+
+def serialize_dims(kernel: Kernel, results: list[CallResult]) -> dict[str, Any]:
+    """Name, shape and dtype of each operand and result of the call; a result that shares the buffer of an operand
+    has its position as `operand`."""
+    return {
+        "inputs": [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype} for p in kernel.params],
+        "outputs": [
+            {"name": r.name, "shape": list(r.shape), "dtype": r.dtype, **({} if r.operand is None else {"operand": r.operand})}
+            for r in results
+        ],
+    }

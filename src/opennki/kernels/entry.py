@@ -1,8 +1,4 @@
-"""The entry points: nki.jit, trace, simulate_kernel, baremetal, benchmark, profile.
-
-Until the toolchain exists, baremetal, benchmark and profile construct, nest and subscript, and a call runs
-the interpreter and says so. Source: seeds "NKI Entrypoints".
-"""
+"""The entry points: nki.jit, trace, simulate_kernel, baremetal, benchmark, profile. Source: seeds "NKI Entrypoints"."""
 
 from __future__ import annotations
 
@@ -84,18 +80,18 @@ def _decorator(cls: type[NumpyKernel], first: Any, kwargs: dict[str, Any]) -> An
 
 
 def baremetal(kernel: Any = None, **kwargs: Any) -> Any:
-    """Decorator, wrapper or factory: run a kernel without a framework. Keywords: save_neff_name,
-    save_trace_name, additional_compile_opt, artifacts_dir."""
+    """Decorator, wrapper or factory: compile a kernel and run it on a virtual NeuronCore, without a framework. Keywords: save_neff_name,
+    save_trace_name, additional_compile_opt, artifacts_dir (see `BaremetalKernel`)."""
     return _decorator(BaremetalKernel, kernel, kwargs)
 
 
 def benchmark(kernel: Any = None, **kwargs: Any) -> Any:
-    """Decorator, wrapper or factory: measure a kernel. Keywords: warmup=10, iters=100, save_neff_name,
-    save_trace_name, additional_compile_opt."""
+    """Decorator, wrapper or factory: estimate the latency of a kernel. Keywords: warmup=10, iters=100, save_neff_name, save_trace_name,
+    additional_compile_opt (see `BenchmarkKernel`)."""
     return _decorator(BenchmarkKernel, kernel, kwargs)
 
 
 def profile(func: Any = None, **kwargs: Any) -> Any:
-    """Decorator, wrapper or factory: profile a kernel. Keywords: working_directory (required),
-    save_neff_name, save_trace_name, additional_compile_opt, overwrite, profile_nth."""
+    """Decorator, wrapper or factory: profile a kernel. Keywords: working_directory (required), save_neff_name, save_trace_name,
+    additional_compile_opt, overwrite, profile_nth, num_execs (see `ProfileKernel`)."""
     return _decorator(ProfileKernel, func, kwargs)

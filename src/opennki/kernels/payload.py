@@ -15,7 +15,6 @@ import dataclasses
 import enum
 import json
 import math
-import os
 import re
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -26,12 +25,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from opennki.errors import UNKNOWN, Loc, NkiParseError, NkiValueError
-from opennki.ir.locations import locations_text, read_locations
-from opennki.ir.nodes import Alloc, Kernel, statements
+from opennki.ir.locations import locations_text, placed_file, read_locations
+from opennki.ir.nodes import Kernel
 from opennki.ir.parse import from_text
 from opennki.ir.print import to_text
-from opennki.ir.results import CallResult, call_results
-from opennki.ir.text import RelativeFiles, tensor_name
+from opennki.ir.results import CallResult, call_results, serialize_dims
+from opennki.ir.sizes import too_large
+from opennki.ir.text import RelativeFiles
 from opennki.isa import dtypes
 
 KERNEL_VERSION = 1
@@ -40,10 +40,6 @@ KERNEL_VERSION = 1
 MAX_PAYLOAD_BYTES = 512 << 20
 MAX_OTHER_BYTES = 8 << 20  # of the JSON outside of its strings: bounds the number of Python objects it becomes
 MAX_NESTING = 32  # of the JSON
-MAX_TENSOR_BYTES = 1 << 39
-"""Most bytes of all tensors of a kernel together; no chip has as much memory."""
-MAX_PROGRAMS = 1 << 22
-"""Most programs of a launch grid."""
 MAX_MACS = 1 << 128
 _FOLDERS: OrderedDict[bytes, str] = OrderedDict()  # of payloads made in this process: where their sources are
 _FOLDERS_KEPT = 4096
@@ -100,18 +96,6 @@ def digest(payload: bytes) -> bytes:
     return sha256(payload).digest()
 
 
-def serialize_dims(kernel: Kernel, results: list[CallResult]) -> dict[str, Any]:
-    """Name, shape and dtype of each operand and result of the call; a result that shares the buffer of an operand
-    has its position as `operand`."""
-    return {
-        "inputs": [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype} for p in kernel.params],
-        "outputs": [
-            {"name": r.name, "shape": list(r.shape), "dtype": r.dtype, **({} if r.operand is None else {"operand": r.operand})}
-            for r in results
-        ],
-    }
-
-
 def constant_json(value: Any, depth: int = 0) -> Any:
     """A compile-time constant of a call for people and tools; never an address, the same in every process."""
     if isinstance(value, enum.Enum):
@@ -161,7 +145,7 @@ def encode_backend_config(
     program is in tiles already. Errors: NkiValueError for a kernel that the text cannot hold, or that is larger than a
     payload can be.
     """
-    large = _too_large(kernel)
+    large = too_large(kernel)
     if large:
         raise NkiValueError(f"{func_name}: {large[0]}", loc=UNKNOWN, rule=large[1])
     results = call_results(kernel)
@@ -318,26 +302,9 @@ def _agree(config: dict[str, Any], kernel: Kernel, results: list[CallResult]) ->
     # as text: True, 1 and 1.0 are equal in Python, and not the same shape in JSON
     if json.dumps(config["serialize_dims"], sort_keys=True) != json.dumps(serialize_dims(kernel, results), sort_keys=True):
         _fail("serialize_dims and the IR disagree about the operands or results")
-    large = _too_large(kernel)
+    large = too_large(kernel)
     if large:
         _fail(large[0], rule=large[1])
-
-
-def _too_large(kernel: Kernel) -> tuple[str, str] | None:
-    """What is too large about a kernel, and the rule; None for a kernel that may run."""
-    programs = math.prod(v.hi + 1 for v in kernel.grid)
-    if programs > MAX_PROGRAMS:
-        return f"its grid has {programs} programs", f"a launch grid has at most {MAX_PROGRAMS} programs"
-    local = dict.fromkeys(s for s in statements(kernel.body) if isinstance(s, Alloc))
-    total = 0
-    for alloc in dict.fromkeys((*kernel.params, *kernel.constant_allocs, *local)):
-        size = alloc.size * dtypes.itemsize(alloc.dtype)
-        total += size
-        if total > MAX_TENSOR_BYTES:
-            name = ascii(alloc.name)[1:-1] or tensor_name(alloc.id)
-            return (f"its tensors have more than {MAX_TENSOR_BYTES} bytes ({name} alone has {size})",
-                    f"the tensors of a kernel have at most {MAX_TENSOR_BYTES} bytes together")
-    return None
 
 
 def _places(table: str, raw: bytes) -> tuple[list[Loc], list[int]]:
@@ -345,22 +312,7 @@ def _places(table: str, raw: bytes) -> tuple[list[Loc], list[int]]:
     locs, lines = read_locations(table)
     with _lock:
         folder = _FOLDERS.get(digest(raw), "")
-    return [Loc(_file(loc.file, folder), loc.line, loc.function) for loc in locs], lines
-
-
-def _file(name: str, folder: str) -> str:
-    """A source file of a payload.
-
-    One made elsewhere gives the name of a file and no path to one, in brackets as Python names what is no file: an
-    error message shows the name, and cannot be made to show a line of a file of this machine.
-    """
-    if folder:
-        return name if name.startswith("<") else os.path.normpath(os.path.join(folder, name))
-    if name.startswith("<") and name.endswith(">"):
-        name = name[1:-1]
-    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
-    shown = parts[-1:] if ".." in parts or name[:1] in ("/", "\\") or ":" in name else parts
-    return "<" + ascii("/".join(shown))[1:-1].replace("<", "").replace(">", "") + ">"
+    return [Loc(placed_file(loc.file, folder), loc.line, loc.function) for loc in locs], lines
 
 
 def _short(value: Any) -> str:
