@@ -224,3 +224,16 @@ def test_random_chains_give_the_same_bits(plan):
 
     a, b = normal(16, 128), normal(16, 128, seed=1)
     assert both(traced(kernel, a, b), [a, b])
+
+
+def test_a_tile_of_runtime_indices_is_read():
+    """A copy that only an index reads stays."""
+
+    def kernel(x, rows):
+        out = nl.ndarray((8, 64), dtype=x.dtype, buffer=nl.shared_hbm)
+        index = nl.copy(nl.load(rows))
+        nl.store(out, nl.load(x[index, nl.arange(64)[None, :]]))
+        return out
+
+    x, rows = normal(32, 64), np.arange(8, dtype=np.int32)[:, None] * 3
+    assert both(traced(kernel, x, rows), [x, rows])

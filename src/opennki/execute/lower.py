@@ -17,14 +17,14 @@ from opennki.execute.forward import forward
 from opennki.execute.group import Group
 from opennki.execute.instruction import Broken, Instruction
 from opennki.execute.merge import merge
-from opennki.execute.nodes import Back, Branch, Divide, Loop, Made, Node, Repeat, Run, Zero, walk, work
+from opennki.execute.nodes import Back, Branch, Divide, Loop, Made, Node, Repeat, Run, Touch, Zero, walk, work
 from opennki.execute.record import Unsupported
 from opennki.execute.watch import Unread, Watch
 from opennki.interpret.machine import Tape
 from opennki.interpret.steps import Plan, compile_step
 from opennki.interpret.views import View
 from opennki.ir.affine import Affine, FloorDiv, Range, Var, narrowed
-from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, Instr, Stmt, statements
+from opennki.ir.nodes import Alloc, DoWhile, For, If, Instr, Stmt, statements
 from opennki.ir.verify import accesses
 from opennki.isa import dtypes
 from opennki.isa.declare import ISA
@@ -227,7 +227,11 @@ class Lowering:
 
     def run(self, calls: list[Call], ones: list[Instruction]) -> None:
         """Append calls to the tape."""
-        touches = [touch for one in ones for touch in one.touched]
+        self.append(calls, [touch for one in ones for touch in one.touched], ones)
+
+    def append(self, calls: list[Call], touches: list[Touch], ones: list[Instruction]) -> None:
+        """Append calls that compute instructions, or parts of them, and touch this; index tiles are read too."""
+        touches = touches + [(tile, False) for access, _ in touches for tile in access.dynamic()]
         for made in calls:
             made.instrs = tuple(one.plan.instr for one in ones)
             self.out.append(Run(made, touches, ones[0].ranges))
@@ -242,13 +246,11 @@ class Lowering:
         group, self.group = self.group, Group(self)
         if len(group.ones) == 1:
             self.alone(group.ones[0])
+        elif group.ones and (parts := group.parts()) is not None:
+            for calls, touches in parts:
+                self.append(calls, touches, group.ones)
         elif group.ones:
-            self.run(group.calls, group.ones) if (parts := group.parts()) is None else self.parts(parts, group.ones)
-
-    def parts(self, parts: list[tuple[list[Call], list[tuple[Access, bool]]]], ones: list[Instruction]) -> None:
-        """Append the parts of a group, each with what it touches."""
-        for calls, touches in parts:
-            self.out += [Run(call, touches, ones[0].ranges) for call in calls]
+            self.run(group.calls, group.ones)
 
 
 def _runs(view: View) -> list[tuple[Affine, int]]:
