@@ -46,6 +46,11 @@ def test_equal_results_are_exit_status_0(script):
     assert "output 0 bfloat16[128, 64]: equal" in done.output and "same bits" in done.output
 
 
+def test_what_native_code_runs_is_shown(script):
+    done = run(f"{script}:add", "--args", "128x512:float32, 128x512:float32", "--tape")
+    assert done.exit_code == 0 and done.stdout.endswith("same bits\new [65536] (add) t1*@0 [4]; a@0 [4]; b@0 [4]\n")
+
+
 def test_the_first_instruction_that_differs_is_named(script):
     done = run(f"{script}:powers", "--args", "128x512:float32")
     assert done.exit_code == 1

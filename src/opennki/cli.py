@@ -323,6 +323,7 @@ def compare(
     target: Annotated[str | None, typer.Option(help="trn1, trn2, inf2, ...")] = None,
     grid: Annotated[str, typer.Option(help='Launch grid, such as "4,2"')] = "",
     seed: Annotated[int, typer.Option(help="Seed of the values of the tensors.")] = 0,
+    tape: Annotated[bool, typer.Option("--tape", help="Also print what native code runs: calls, loops and branches.")] = False,
 ) -> None:
     """Run a kernel by native code and by the interpreter, on random values, and say where they first differ.
 
@@ -334,6 +335,8 @@ def compare(
 
     made = _loaded(kernel, args, arg, lambda loaded, positional, named: run(_kernel(loaded, target, grid), positional, named, seed))
     print(made.text)
+    if tape and made.tape:
+        print(made.tape)
     raise typer.Exit(0 if made.equal else 1)
 
 

@@ -13,6 +13,7 @@ from tests.execute.test_passes import normal, traced
 
 from opennki.errors import NkiReadError
 from opennki.execute.executor import executor_of, native
+from opennki.execute.show import text
 from opennki.interpret.checks import Checks, tape_of
 from opennki.interpret.prepared import Prepared
 from opennki.isa import dtypes
@@ -98,6 +99,14 @@ def test_what_is_proven_costs_nothing():
         return out
 
     assert not watched(traced(kernel, normal(32, 64)))
+
+
+def test_the_tape_of_a_watched_tensor():
+    ir = traced(one_block_missing, normal(32, 64))
+    lines = text(executor_of(tape_of(ir, Checks.of("fast"), roll=True)).lowering).splitlines()
+    assert lines[0] == "unwritten t2"
+    uses = [line.strip() for line in lines if " t2@(" in line and "ew" not in line]
+    assert uses == ["mark t2@(0, 8*i1) in cells of (32, 8)"] * 2 + ["ask t2@(0, 8*i2) in cells of (32, 8)"]
 
 
 def masked(x):

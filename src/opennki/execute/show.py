@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from opennki.execute import abi
 from opennki.execute.calls import Call, operands
-from opennki.execute.nodes import Back, Branch, Divide, Loop, Node, Repeat, Run, Zero
+from opennki.execute.nodes import Back, Branch, Divide, Forget, Loop, Mark, Node, Repeat, Run, Zero
 from opennki.ir.nodes import Alloc
 
 if TYPE_CHECKING:
@@ -40,6 +40,11 @@ def _lines(lowering: Lowering, body: list[Node], names: dict[int, str], pad: str
                 yield from _lines(lowering, node.orelse, names, pad + "  ")
         elif isinstance(node, Divide):
             yield f"{pad}{node.var} = ({node.of}) // {node.division.by}"
+        elif isinstance(node, Forget):
+            yield f"{pad}unwritten {node.alloc}"
+        elif isinstance(node, Mark):
+            places = ", ".join(str(b) for b in node.base)
+            yield f"{pad}{'ask' if node.error else 'mark'} {node.alloc}@({places}) in cells of {tuple(c for c, _ in node.cells)}"
         elif isinstance(node, Zero):
             yield f"{pad}zero {names[node.slot]}"
         elif isinstance(node, Back):

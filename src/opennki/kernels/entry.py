@@ -57,7 +57,9 @@ def simulate_kernel(kernel: Any, *args: Any, **kwargs: Any) -> Any:
     updated in place.
 
     kernel: jitted, traced or plain, also with a launch grid. Extra keywords of opennki: `checks` ("full" by
-    default, "fast", "off", or a dict of error / warn / off by kind), `eager` (run loop bodies concretely, so
+    default: by element, on the interpreter; "fast": native code with indices and reads of unwritten tiles
+    checked where they are not proven; "off": native code with indices only; or a dict of error / warn / off by
+    kind; docs/executor.md says what each costs), `eager` (run loop bodies concretely, so
     that breakpoint() and print work), `order` of the programs of a grid ("program", "reversed", "shuffle:1"),
     `dump_file` for device_print, `progress(done, total)` by programs or outermost iterations. A parameter of
     the kernel with one of these names is the kernel's. Raises NkiError at the line of the kernel.

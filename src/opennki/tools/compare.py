@@ -9,6 +9,7 @@ import numpy as np
 
 from opennki.execute import abi
 from opennki.execute.executor import coverage, executor_of
+from opennki.execute.show import text
 from opennki.interpret.checks import Checks, tape_of
 from opennki.interpret.simulate import simulate
 from opennki.ir.nodes import Instr, Kernel
@@ -18,10 +19,11 @@ from opennki.trace.kernel import DeclTensor
 
 
 class Comparison(NamedTuple):
-    """Whether all results have the same bits, and what there is to say."""
+    """Whether all results have the same bits, what there is to say, and what native code runs (see `execute.show`)."""
 
     equal: bool
     text: str
+    tape: str = ""
 
 
 def compare(kernel: Any, args: list[Any], kwargs: dict[str, Any], seed: int = 0) -> Comparison:
@@ -39,15 +41,15 @@ def compare(kernel: Any, args: list[Any], kwargs: dict[str, Any], seed: int = 0)
         executor = executor_of(tape)
         if executor is None:
             return Comparison(True, f"{ir.name}: nothing of it runs natively (opennki doctor tells why where there is no compiler)")
-        covered = coverage(executor)
+        covered, shown = coverage(executor), text(executor.lowering)
         lines = [f"{ir.name}: {covered['native']} native programs, {covered['interpreted']} instructions interpreted"]
         lines += [f"  interpreted: {op}: {'; '.join(sorted(why))}" for op, why in sorted(covered["why"].items())]
         got = _results(ir, arrays, executor)
         found = [_difference(name, a, b) for name, a, b in zip(_names(ir), wanted, got, strict=True)]
-        lines += [f"  {text}" for _, text in found]
+        lines += [f"  {said}" for _, said in found]
         if all(same for same, _ in found):
-            return Comparison(True, "\n".join([*lines, "same bits"]))
-        return Comparison(False, "\n".join([*lines, _first(ir, arrays, wanted, len(executor.lowering.seen))]))
+            return Comparison(True, "\n".join([*lines, "same bits"]), shown)
+        return Comparison(False, "\n".join([*lines, _first(ir, arrays, wanted, len(executor.lowering.seen))]), shown)
 
 
 def values(operands: list[Any], seed: int) -> list[np.ndarray]:
