@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from opennki import settings
+from opennki.collector import collection_put_off
 from opennki.errors import make
 from opennki.execute import abi
 from opennki.execute.build import library
@@ -220,6 +221,7 @@ def wrong_at(broken: Broken | Unread, wrong: Any) -> Exception:
     )
 
 
+@collection_put_off()
 def executor_of(tape: Tape, limit: int | None = None) -> Executor | None:
     """Native code for a plan (of its first `limit` instructions), None where the interpreter runs it: there is no library, the setting
     says so, or the plan keeps state of elements (full checks), waits for other programs, or gives memory back while it runs."""

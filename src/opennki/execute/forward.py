@@ -7,6 +7,7 @@ about memory: the same elements are computed from the same elements, so no bit c
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -75,9 +76,8 @@ class _Body:
             copied = copy_of(node) if isinstance(node, Run) else None
             if copied is not None and (self.read_at_source(place, copied) or self.stored_at_target(place, copied)):
                 gone.add(place)
-                for places in (self.places[copied.target], self.places[copied.origin.alloc]):
-                    if place in places:
-                        places.remove(place)
+                for alloc in {copied.target, copied.origin.alloc}:
+                    del self.places[alloc][bisect_left(self.places[alloc], place)]
         if gone:
             self.body[:] = [node for place, node in enumerate(self.body) if place not in gone]
 
@@ -86,7 +86,7 @@ class _Body:
         target, source, count = copied.target, copied.origin.alloc, self.lowering.uses
         if target is source or not (target.on_chip and target.kind == "local"):
             return False
-        at = [n for n in self.places[target] if n > place]
+        at = self.places[target][bisect_right(self.places[target], place) :]
         users = [(n, node) for n in at for node in walk([self.body[n]]) if target in used(node)]
         if not users or count.get(target) != len(users) + 1:
             return False  # somebody before it, or after this list
@@ -108,16 +108,29 @@ class _Body:
             node.touches = [t for t in node.touches if t[0].alloc is not target] + [(copied.origin, False)]
         count[source] -= 1
         del count[target]
-        self.places[source] = sorted({*self.places[source], *at})
+        self.add(source, at)
         return True
+
+    def between(self, alloc: Alloc, first: int, end: int) -> list[int]:
+        """The places first .. end-1 that use a tensor."""
+        places = self.places.get(alloc, [])
+        return places[bisect_left(places, first) : bisect_left(places, end)]
+
+    def add(self, alloc: Alloc, at: list[int]) -> None:
+        """More places that use a tensor."""
+        places = self.places.setdefault(alloc, [])
+        for n in at:
+            k = bisect_left(places, n)
+            if k == len(places) or places[k] != n:
+                places.insert(k, n)
 
     def stored_at_target(self, place: int, copied: Copied) -> bool:
         """Let the call that makes what a copy takes away store it where the copy puts it. True where the copy has nothing left to do."""
         middle, target, count = copied.origin.alloc, copied.target, self.lowering.uses
         if target is middle or not (middle.on_chip and middle.kind == "local") or count.get(middle) != 2:
             return False
-        makers = [n for n in self.places[middle] if n < place]
-        if len(makers) != 1 or any(makers[0] <= n < place for n in self.places[target]):
+        makers = self.places[middle][: bisect_left(self.places[middle], place)]
+        if len(makers) != 1 or self.between(target, makers[0], place):
             return False
         node = self.body[makers[0]]
         if not isinstance(node, Run) or not node.call.overwrites or not all(w for a, w in node.touches if a.alloc is middle):
@@ -135,7 +148,7 @@ class _Body:
         node.call = moved_call
         node.touches = [t for t in node.touches if t[0].alloc is not middle] + [t for t in copied.node.touches if t[1]]
         del count[middle]
-        self.places[target] = sorted({*self.places[target], makers[0]})
+        self.add(target, makers)
         return True
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opennki import settings
+from opennki.collector import collection_put_off
 from opennki.errors import NkiError, NkiValueError, warn
 from opennki.interpret.machine import Tape
 from opennki.interpret.precision import widened
@@ -45,6 +46,7 @@ class Checks:
         return cls(value, dict(POLICIES[value]))
 
 
+@collection_put_off()
 def tape_of(kernel: Kernel, checks: Checks, roll: bool = False) -> Tape:
     """Plan a kernel (the plan can be run many times); with NKI_PRECISE_FP=0 its low-precision tensors are in float32. `roll`: sequences of
     equal statements are planned as the loops that they were (`passes.roll`), which is what native code wants."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from opennki.collector import collection_put_off
 from opennki.errors import Loc, NkiTypeError, NkiValueError, make
 from opennki.ir.affine import Var
 from opennki.ir.build import activate, deactivate
@@ -146,6 +147,7 @@ def trace_kernel(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     return trace_bound(func, bind_arguments(func, args, kwargs), options, name)
 
 
+@collection_put_off()
 def trace_bound(func: Callable[..., Any], bound: inspect.BoundArguments, options: Options, name: str = "") -> tuple[Kernel, list[Any]]:
     """Trace for bound arguments, which stay as they are. Returns the kernel and the array arguments in the order of `kernel.params`.
 

@@ -1,0 +1,31 @@
+"""The cyclic garbage collector, put off while many objects are made that all stay."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_lock = threading.Lock()
+_users = 0
+_was_on = False
+
+
+@contextmanager
+def collection_put_off() -> Iterator[None]:
+    """No cyclic collection meanwhile, in any thread: tracing and planning make a graph of objects, over which the collector would go again
+    and again. Where it was off before, it stays off."""
+    global _users, _was_on
+    with _lock:
+        if not _users:
+            _was_on = gc.isenabled()
+            gc.disable()
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users and _was_on:
+                gc.enable()
