@@ -219,6 +219,9 @@ class Settings:
         default=(sys.executable or "python3", "-P", "-m", "opennki.toolchain.neuron_profile"),
         shown="opennki-neuron-profile, by this Python",
         doc="Profiler command of nki.profile.")
+    check_streams: bool = _setting(
+        "OPENNKI_CHECK_STREAMS", _flag(), default=False,
+        doc="Runtime: before a run, run the engines' streams with their semaphores one against the other, and report races and deadlocks.")
     visible_cores: tuple[int, ...] = _setting(
         "NEURON_RT_VISIBLE_CORES", _Kind(_parse_cores, "numbers and ranges with commas, such as 0 or 0-3,6"),
         factory=lambda: tuple(range(_cores())), shown="one for each core of this machine that the process may use",

@@ -13,7 +13,8 @@ import pytest
 from opennki.errors import NkiError, NkiFileError, NkiParseError
 from opennki.ir.print import to_text
 from opennki.toolchain import neff
-from opennki.toolchain.container import pack, unpack
+from opennki.passes.program import Streams
+from opennki.toolchain.container import dump, pack, unpack
 from opennki.toolchain.nrt import NrtClient
 from tests.toolchain.kernels import A, B, compiled, traced
 
@@ -137,6 +138,37 @@ def test_it_runs():
         client.try_lock_device()
         client.modelLoad(compiled().neff)
         np.testing.assert_array_equal(client.modelExecute({"a": A, "b": B})[client.outputs[0].name], A + B)
+
+
+def test_the_streams_of_the_file_run_and_each_semaphore_is_needed():
+    """What the compiler wrote is what is checked: a file without one of its semaphores is found out."""
+    made = neff.parse(compiled().neff)
+    made.check_streams([A, B])
+    streams = Streams.from_json(made.part(neff.STREAMS))
+    assert streams.semaphores
+    for semaphore in streams.semaphores:
+        broken = changed(streams=dump(streams.without(semaphore.number).to_json()))
+        with pytest.raises(NkiError, match=r"race|wait|deadlock|before") as caught:
+            for order in range(20):
+                neff.parse(broken).check_streams([A, B], str(Path(__file__).parent), order=order)
+        assert "kernels.py" in str(caught.value)
+
+
+def test_the_runtime_checks_streams_where_the_setting_says_so(monkeypatch):
+    streams = Streams.from_json(neff.parse(compiled().neff).part(neff.STREAMS))
+    broken = changed(streams=dump(streams.without(streams.semaphores[0].number).to_json()))
+    with NrtClient() as client:
+        client.try_lock_device()
+        client.modelLoad(broken)
+        client.modelExecute([A, B])
+        monkeypatch.setenv("OPENNKI_CHECK_STREAMS", "1")
+        with pytest.raises(NkiError):
+            for _ in range(20):
+                client.modelExecute([A, B])
+        client.modelLoad(compiled().neff)
+        np.testing.assert_array_equal(next(iter(client.modelExecute([A, B]).values())), A + B)
+    with pytest.raises(NkiParseError, match="options"):
+        neff.parse(changed(manifest={"options": {}})).check_streams([A, B])
 
 
 def test_the_bir_says_the_same():

@@ -118,7 +118,8 @@ def compile_kernel(source: Source, target: str = "", note: Callable[[str], Any] 
     placement, program = _relative(memory.to_json(), names), _relative(engines.to_json(), names)
     bir = {"tensorizer_bir": BIR_VERSION, "func_name": kernel.name, "target": kernel.target,
            "signature": serialize_dims(kernel, call_results(kernel)), "placement": placement, "streams": program}
-    return Compiled(kernel.name, neff.make(kernel, source.text, source.locations, placement, program, timing), dump(bir) + b"\n")
+    return Compiled(kernel.name, neff.make(kernel, source.text, source.locations, placement, program, timing,
+                                           allocator=allocator, skip_middle_end=skip_middle_end), dump(bir) + b"\n")
 
 
 def _timing(kernel: Kernel) -> dict[str, Any]:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from opennki._version import __version__
 from opennki.errors import Loc, NkiParseError
+from opennki.interpret.queues import run_streams
 from opennki.ir.locations import placed_file, read_locations
 from opennki.ir.nodes import Kernel
 from opennki.ir.parse import from_text
@@ -23,6 +26,8 @@ from opennki.ir.results import call_results, serialize_dims
 from opennki.ir.sizes import too_large
 from opennki.ir.verify import verify
 from opennki.isa.target import TARGETS, resolve
+from opennki.passes.allocate import allocate
+from opennki.passes.program import Streams
 from opennki.toolchain.container import MAX_BYTES, Archive, Kind, dump, load_json, pack, unpack
 from opennki.toolchain.files import read_file
 
@@ -87,6 +92,19 @@ class Neff:
                     _PARSED.popitem(last=False)
         return found
 
+    def check_streams(self, arrays: Sequence[np.ndarray], folder: str = "", order: int = 0, seed: int = 0) -> None:
+        """Run the streams of the file on arrays, engine against engine, held together by their semaphores alone; results are dropped.
+
+        `order` seeds the order in which the engines go on. Errors: NkiError for a race (with both lines), for a deadlock (with the line
+        that each engine waits at), and for a kernel whose programs wait for each other; NkiParseError for streams that are none.
+        """
+        options = self.archive.manifest["options"]
+        allocator, skip = options.get("allocator"), options.get("skip_middle_end")
+        if allocator not in ("auto", "stack", "forced") or type(skip) is not bool:
+            NEFF.fail("its options are not known")
+        memory = allocate(self.kernel(folder), allocator=allocator, skip_middle_end=skip)
+        run_streams(self.kernel(folder), memory, Streams.from_json(self.part(STREAMS)), list(arrays), order=order, seed=seed)
+
     def _agrees(self, kernel: Kernel) -> None:
         said = {"func_name": kernel.name, "target": kernel.target, "signature": serialize_dims(kernel, call_results(kernel)),
                 "has_collectives": kernel.has_collectives}
@@ -95,10 +113,12 @@ class Neff:
                 NEFF.fail(f"its manifest and its kernel disagree about {key}")
 
 
-def make(kernel: Kernel, ir: str, locations: str, placement: Any, streams: Any, timing: Mapping[str, Any]) -> bytes:
-    """The bytes of a NEFF file; the same for the same kernel on every machine."""
+def make(kernel: Kernel, ir: str, locations: str, placement: Any, streams: Any, timing: Mapping[str, Any], *, allocator: str = "auto",
+         skip_middle_end: bool = False) -> bytes:
+    """The bytes of a NEFF file; the same for the same kernel and options on every machine."""
     manifest = {"notice": NOTICE, "producer": f"opennki {__version__}", "func_name": kernel.name, "target": kernel.target,
-                "has_collectives": kernel.has_collectives, "signature": serialize_dims(kernel, call_results(kernel))}
+                "has_collectives": kernel.has_collectives, "signature": serialize_dims(kernel, call_results(kernel)),
+                "options": {"allocator": allocator, "skip_middle_end": skip_middle_end}}
     parts = (ir.encode("ascii"), locations.encode("ascii"), dump(placement), dump(streams), dump(dict(timing)))
     return pack(NEFF, manifest, dict(zip(_FILES, parts, strict=True)))
 
@@ -109,7 +129,7 @@ def parse(data: bytes) -> Neff:
     Errors: NkiParseError that says what is wrong, also for a NEFF of the AWS compiler.
     """
     archive = unpack(NEFF, data)
-    kinds: dict[str, type] = {"func_name": str, "target": str, "signature": dict, "has_collectives": bool}
+    kinds: dict[str, type] = {"func_name": str, "target": str, "signature": dict, "has_collectives": bool, "options": dict}
     for key, kind in kinds.items():
         if type(archive.manifest.get(key)) is not kind:
             NEFF.fail(f"its manifest has no {key}")

@@ -54,6 +54,7 @@ class NrtClient:
         self.neff: Neff | None = None
         self._file: IO[bytes] | None = None
         self._plan: Prepared | None = None
+        self._root = ""
         self.outputs: list[CallResult] = []
         self._results: list[np.ndarray] | None = None
 
@@ -112,7 +113,7 @@ class NrtClient:
         self._locked()
         if not isinstance(neff, Neff):
             neff = neff_file.parse(neff) if isinstance(neff, bytes) else neff_file.load(neff)
-        self._plan = _prepared(neff, source_root)
+        self._plan, self._root = _prepared(neff, source_root), source_root
         self.outputs = call_results(self._plan.kernel)
         self.neff, self._results = neff, None
         return neff
@@ -130,8 +131,11 @@ class NrtClient:
             raise NkiValueError("no model is loaded", rule="modelLoad comes before modelExecute", loc=UNKNOWN)
         self._results = None
         inputs = self._inputs(plan, io_maps)
+        seed = settings.current().seed or 0
+        if settings.current().check_streams and self.neff is not None:
+            self.neff.check_streams(inputs, self._root, seed=seed)
         arrays = [np.empty(r.shape, dtypes.storage(r.dtype)) for r in self.outputs]
-        plan.run(inputs, arrays, seed=settings.current().seed or 0, out=out)
+        plan.run(inputs, arrays, seed=seed, out=out)
         self._results = [dtypes_public(a, r.dtype) for r, a in zip(self.outputs, arrays, strict=True)]
         return {r.name: a for r, a in zip(self.outputs, self._results, strict=True)}
 
