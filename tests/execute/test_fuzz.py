@@ -173,6 +173,20 @@ t3 = dma.dma_transpose(src=t3, dge_mode=0)
 dma_copy(dst=t2, src=t3, oob_mode=0, dge_mode=3)
 outputs(t2)
 """, {"p0": "normal"}),
+    # an operand that is an index expression of one value lost its number where it took another shape
+    "an index expression as a number": ("""
+t1 = param.shared_hbm(float32, (8, 33), name='p0')
+t2 = param.shared_hbm(int8, (8, 3, 11), name='p1')
+t3 = shared_hbm(float32, (8, 33))
+t4 = sbuf(float32, (8, 33))
+dma_copy(dst=t4, src=t1, oob_mode=0, dge_mode=3)
+t5 = sbuf(int8, (8, 3, 11))
+dma_copy(dst=t5, src=t2, oob_mode=0, dge_mode=3)
+t6 = sbuf(float32, (8, 33))
+t6 = vector.scalar_tensor_tensor(data=t4, op0='subtract', operand0=index(4096), op1='subtract', operand1=t5, reverse0=False, reverse1=True)
+dma_copy(dst=t3, src=t6, oob_mode=0, dge_mode=3)
+outputs(t3)
+""", {"p0": "normal", "p1": "normal"}),
     # two results that share elements: the later one counts
     "results that overlap": ("""
 t1 = param.shared_hbm(uint8, (64, 1), name='p0')
