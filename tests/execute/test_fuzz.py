@@ -187,6 +187,34 @@ t6 = vector.scalar_tensor_tensor(data=t4, op0='subtract', operand0=index(4096), 
 dma_copy(dst=t3, src=t6, oob_mode=0, dge_mode=3)
 outputs(t3)
 """, {"p0": "normal", "p1": "normal"}),
+    # an empty half of the elements: its count is 0, not the sum of nothing, which is -0
+    "statistics of one element": ("""
+t1 = param.shared_hbm(float32, (64, 1), name='p0')
+t2 = shared_hbm(float32, (64, 6))
+t3 = sbuf(float32, (64, 1))
+dma_copy(dst=t3, src=t1, oob_mode=0, dge_mode=3)
+t4 = sbuf(float32, (64, 6))
+t4 = vector.bn_stats(data=t3, mask=[d0 >= 0])
+dma_copy(dst=t2, src=t4, oob_mode=0, dge_mode=3)
+outputs(t2)
+""", {"p0": "normal"}),
+    # a result stored in a part of the operand before the other result had read it
+    "a result in a part of an operand": ("""
+t1 = param.shared_hbm(float8_e5m2, (64, 65), name='p0')
+t2 = param.shared_hbm(float32, (64, 4), name='p1')
+t3 = shared_hbm(float8_e4m3, (64, 65))
+t4 = sbuf(float8_e5m2, (64, 65))
+dma_copy(dst=t4, src=t1, oob_mode=0, dge_mode=3)
+t5 = psum(float32, (64, 4))
+dma_copy(dst=t5, src=t2, oob_mode=0, dge_mode=3)
+t6 = sbuf(float8_e4m3, (64, 65))
+t7 = register.register(float32, (128, 1), name='vector_acc')
+t6 = vector.range_select(on_true_tile=t4, comp_op0='greater', comp_op1='greater', bound0=t5.tile(64, 1)[d0, d1], \
+bound1=t5.tile(64, 1)[d0, d1 + 1], reduce_cmd=2, reduce_res=t4.tile(64, 1)[d0, d1 + 64], reduce_op='maximum', range_start=0, \
+on_false_value=-3.4028234663852886e+38, registers=t7.tile(64, 1)[d0, d1])
+dma_copy(dst=t3, src=t6, oob_mode=0, dge_mode=3)
+outputs(t3)
+""", {"p0": "small", "p1": "normal"}),
     # two results that share elements: the later one counts
     "results that overlap": ("""
 t1 = param.shared_hbm(uint8, (64, 1), name='p0')

@@ -417,14 +417,13 @@ class Steps:
     def _store_all(self) -> None:
         one = self.one
         pairs = list(one.pairs)
-        outs: list[Any] = []
         for i, (out, value) in enumerate(pairs):
+            outs = [other.source for j, (other, _) in enumerate(pairs) if j != i]  # in what order they are stored is not said
             found = [leaf for leaf in leaves(value) if leaf.kind == "tile"]
             read = [leaf.source for leaf in found]
             turned = any(self.same(out.source, leaf.source) and not in_order(out, leaf) for leaf in found)
             if turned or any(not self.apart(out.source, s) for s in read) or any(not self.disjoint(o, s) for o in outs for s in read):
                 pairs[i] = out, self.staged(value)
-            outs.append(out.source)
         plain = [(out, value) for out, value in pairs if not self.dynamic(out) and value.kind in (*ELEMENTWISE, "tile") and not value.raw]
         groups = {bool(self.guards(out)): [p for p in plain if bool(self.guards(p[0])) == bool(self.guards(out))] for out, _ in plain}
         done: list[Sym] = []

@@ -285,10 +285,11 @@ def tensor_scalar_cumulative(*, src: T[Array, In("P F*", dtypes=_SMALL)],
 
 def _moments(x: Array, chosen: Array | None) -> tuple[Array, Array, Array]:
     """Count, mean and sum of squared deviations of (P, N), each (P, 1); 0 where there is no element."""
+    if not x.shape[1]:
+        nothing = np.zeros((x.shape[0], 1), np.float32)
+        return nothing, nothing, nothing
     kept = np.ones(x.shape, bool) if chosen is None else chosen
     count = kept.sum(axis=1, keepdims=True).astype(np.float32)
-    if not x.shape[1]:
-        return count, np.zeros_like(count), np.zeros_like(count)
     some = np.maximum(count, np.float32(1))
     mean = _reduce("add", x, chosen) / some
     deviation = x - mean
