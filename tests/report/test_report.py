@@ -87,11 +87,11 @@ def test_the_trace_has_an_event_for_each_row():
 needs_browser = pytest.mark.skipif(BROWSER is None and not os.environ.get("CI"), reason="there is no Chromium here; CI installs it")
 
 
-def browse(folder, timeline, *flags, part=""):
+def browse(folder, timeline, *flags, part="", occupancy=OCCUPANCY):
     """Standard output of the browser on the report of a timeline."""
     assert BROWSER, "Chromium is needed here"
     path = folder / "report.html"
-    path.write_text(page(timeline, OCCUPANCY), encoding="utf-8")
+    path.write_text(page(timeline, occupancy), encoding="utf-8")
     command = [BROWSER, *FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, path.as_uri() + part]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=folder).stdout
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from opennki.errors import NkiValueError
 from opennki.ir.nodes import Kernel
+from opennki.ir.verify import accesses
 from opennki.isa.target import Target, resolve
 from opennki.timing import constants
 from opennki.timing.costs import DMA, ENGINE_NAMES, PS, SYNC, Numbers, describe
@@ -66,6 +67,7 @@ class Recorder:
         self.rows: list[Row] = []
         self.next = 0
         self.texts: dict[int, str] = {}
+        self.tensors: dict[int, tuple[int, ...]] = {}
 
     @property
     def full(self) -> bool:
@@ -86,13 +88,14 @@ class Recorder:
         text = self.texts.get(op.index)
         if text is None:
             text = self.texts[op.index] = describe(op.instr)
+            self.tensors[op.index] = tuple(sorted({access.alloc.id for access, _, _ in accesses(op.instr) if access.alloc.on_chip}))
         name = ENGINE_NAMES[op.engine]
         queue = f"dma{what.lanes[0][0]}" if op.engine == DMA and len(what.lanes) == 1 else name
         moved = what.hbm_read + what.hbm_write if op.engine == DMA else what.sbuf_read + what.sbuf_write + what.psum_read + what.psum_write
         self.rows.append(Row(
             number, op.name, name, queue, start / PS, length / PS, visible / PS, self.kernel.loc(op.loc),
             tuple(machine.env[s] for s in op.loops), moved, 2 * (what.macs + what.transpose_macs), what.elements, text,
-            max(0, start - ready) / PS, waits, what.descriptors))
+            max(0, start - ready) / PS, waits, what.descriptors, self.tensors[op.index]))
 
 
 def _timeline(kernel: Kernel, target: Target, lowered: Program, machine: Machine, rows: Recorder | None, program: tuple[int, ...],

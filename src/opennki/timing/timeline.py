@@ -34,7 +34,8 @@ class Row:
     """One executed instruction or DMA transfer. `id` counts in program order; `engine` is a name of ENGINES, `queue` the engine's name,
     or dma0 ... dma15 where one DMA engine moves all of it, or dma. `start_ns` to `start_ns + duration_ns` is its time on the engine;
     `visible_ns` is when its results can be read. `wait_ns`: how long after the engine was free it started; `waits_for`: id of the row
-    that it waited for, or -1. `iteration` are the values of the loop indices around it, outermost first. `location`: None where unknown.
+    that it waited for, or -1. `iteration` are the values of the loop indices around it, outermost first. `location`: None where
+    unknown. `tensors`: numbers of the on-chip tensors that it touches (`ir.nodes.Alloc.id`).
     """
 
     id: int
@@ -53,6 +54,7 @@ class Row:
     wait_ns: float = 0.0
     waits_for: int = -1
     descriptors: int = 0
+    tensors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

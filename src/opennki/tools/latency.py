@@ -10,6 +10,8 @@ from opennki.ir.locations import locations_text
 from opennki.ir.print import to_text
 from opennki.kernels.base import TraceKernel
 from opennki.kernels.options import compile_opts
+from opennki.passes.allocate import allocate
+from opennki.report.occupancy import occupancy
 from opennki.report.page import page
 from opennki.report.trace_events import chrome_trace
 from opennki.timing import COMPUTE, Timeline, estimate
@@ -48,10 +50,11 @@ def profile(kernel: TraceKernel, args: list[Any], kwargs: dict[str, Any], folder
     compiled = compile_kernel(Source(made, to_text(made), locations_text(made)), allocator=opts.allocator,
                               skip_middle_end=opts.skip_middle_end)
     timeline = estimate(made, record=True)
+    used = occupancy(timeline, allocate(made, allocator=opts.allocator, skip_middle_end=opts.skip_middle_end))
     trace = ntff.encode(timeline, neff.parse(compiled.neff).digest)
     out = Path(make_folder(folder, "the folder of the profile"))
     files = {NEFF_NAME: compiled.neff, "profile.ntff": trace, "summary.json": json.dumps(ntff.parse(trace).summary(), indent=1).encode(),
-             "report.html": page(timeline).encode("utf-8"), "trace.json": chrome_trace(timeline).encode("utf-8")}
+             "report.html": page(timeline, used).encode("utf-8"), "trace.json": chrome_trace(timeline, used).encode("utf-8")}
     for name, data in files.items():
         write_file(out / name, data, "the profile")
     return "\n".join([summary(timeline), *(f"wrote {out / name}" for name in files)])
