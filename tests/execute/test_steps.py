@@ -9,6 +9,8 @@ from tests.execute.agree import both
 from tests.execute.test_executor import executor, normal, traced
 
 from opennki.execute.executor import coverage, native
+from opennki.interpret import checks
+from opennki.interpret.checks import Checks, tape_of
 from opennki.interpret.prepared import Prepared
 
 import neuronxcc.nki.typing  # isort: skip
@@ -133,3 +135,23 @@ def test_seeds_of_a_run_differ():
     np.testing.assert_array_equal(outs[3], outs[4])  # the same 64 bits
     assert (outs[0][0] != outs[1][0]).any()
     np.testing.assert_array_equal(outs[0][1:3], outs[1][1:3])  # after random_seed the seed of the run does not count
+
+
+def test_large_kernels_are_native_where_there_is_the_memory(monkeypatch):
+    """The interpreter gives tensors back after their last use above 256 MiB; native code keeps them, up to a quarter of the memory."""
+
+    def kernel(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        held = nl.ndarray((600, nl.par_dim(128), 1024), dtype=x.dtype, buffer=nl.sbuf)
+        for i in nl.affine_range(600):
+            held[i] = nl.load(x)
+        for i in nl.sequential_range(600):
+            nl.store(out, held[599 - i])
+        return out
+
+    ir = traced(kernel, np.zeros((128, 1024), np.float32))
+    assert tape_of(ir, Checks.of("full")).frees
+    monkeypatch.setattr(checks, "_memory", lambda: 8 << 30)
+    assert not tape_of(ir, Checks.of("off")).frees and executor(ir) is not None
+    monkeypatch.setattr(checks, "_memory", lambda: 1 << 30)
+    assert tape_of(ir, Checks.of("fast")).frees

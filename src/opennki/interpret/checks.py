@@ -1,13 +1,15 @@
 """Which checks run, and the plan of a kernel for them."""
 from __future__ import annotations
 
+import functools
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
 from opennki import settings
 from opennki.collector import collection_put_off
 from opennki.errors import NkiError, NkiValueError, warn
-from opennki.interpret.machine import Tape
+from opennki.interpret.machine import FREE_ABOVE, Tape
 from opennki.interpret.precision import widened
 from opennki.ir.nodes import Kernel
 from opennki.passes.allocate import capacity_problems
@@ -46,6 +48,15 @@ class Checks:
         return cls(value, dict(POLICIES[value]))
 
 
+@functools.cache
+def _memory() -> int:
+    """Bytes of memory of this machine, 0 where it does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
 @collection_put_off()
 def tape_of(kernel: Kernel, checks: Checks, roll: bool = False) -> Tape:
     """Plan a kernel (the plan can be run many times); with NKI_PRECISE_FP=0 its low-precision tensors are in float32. `roll`: sequences of
@@ -58,7 +69,8 @@ def tape_of(kernel: Kernel, checks: Checks, roll: bool = False) -> Tape:
                 races=any(checks.policy.get(k, "error") != "off" for k in ("race", "carried")),
                 partial=checks.policy.get("unwritten", "warn") != "off",
                 certain=checks.level != "off",
-                lazy=checks.level != "full")  # what is known without running costs nothing
+                lazy=checks.level != "full",  # what is known without running costs nothing
+                free_above=FREE_ABOVE if checks.level == "full" else max(FREE_ABOVE, _memory() // 4))
     tape.problems += full
     if checks.level == "fast":
         gone = resized(kernel)

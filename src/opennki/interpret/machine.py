@@ -181,10 +181,11 @@ class Tape:
     """The steps of a kernel, planned once and run by every program."""
 
     def __init__(self, kernel: Kernel, track: bool = True, seed: int = 0, races: bool = True, certain: bool = True,
-                 partial: bool = False, lazy: bool = False) -> None:
+                 partial: bool = False, lazy: bool = False, free_above: int = FREE_ABOVE) -> None:
         """`track`: keep shadow state; `partial`: count what is stored to outputs; `races`: record who touched each element where
         independence is not proven; `certain`: find the dependences that are known without running the kernel (`problems`); `lazy`: the
-        steps are made when they are first needed, which native code does not."""
+        steps are made when they are first needed, which native code does not; `free_above`: bytes of local tensors above which their memory
+        is given back after the last use, which native code does not do."""
         self.kernel = kernel
         self.suspects: dict[Instr, tuple[Any, ...]] = {}
         found = independence.check(kernel) if races or certain else independence.Findings()
@@ -211,7 +212,7 @@ class Tape:
             self.layout.var(v)
         local = [s for s in _allocs(kernel.body)]
         total = sum(a.size * dtypes.itemsize(a.dtype) for a in local if a.on_chip or a.space == "private_hbm")
-        self.frees = total > FREE_ABOVE
+        self.frees = total > free_above
         if self.frees:
             self.layout.moving = {self.layout.alloc(a) for a in local if a.space != "shared_hbm"}
         for a in (*kernel.params, *kernel.constant_allocs, *local):
