@@ -1,8 +1,8 @@
 """The kernels that run on NumPy arrays: baremetal, benchmark, profile, simulation.
 
 The first three trace, write the IR into a work directory, run the compiler there as a command, and take the NEFF that it writes to the
-runtime, the latency model or the profiler. Simulation runs the traced IR itself. Source: seeds "NKI Entrypoints", "The Numpy Execution
-Family".
+runtime, the latency model or the profiler. Simulation runs the traced IR itself. The toolchain is imported by the first call
+that needs it: programs of a framework do not. Source: seeds "NKI Entrypoints", "The Numpy Execution Family".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,16 +26,14 @@ from opennki.kernels.base import TraceKernel, adopt, leaves
 from opennki.kernels.options import compile_opts
 from opennki.lang.annotations import TensorType
 from opennki.lang.emit import dtype_name
-from opennki.toolchain import neff as neff_file
-from opennki.toolchain.bench import BenchmarkResult, NeuronBench
-from opennki.toolchain.compile import NEFF_NAME
-from opennki.toolchain.compile import write_tensorizer_ir as write_ir
+from opennki.toolchain import NEFF_NAME
 from opennki.toolchain.files import read_file, work_folder, write_file
-from opennki.toolchain.invoke import compile_in, split_options
-from opennki.toolchain.neff import Neff
-from opennki.toolchain.nrt import NrtClient
-from opennki.toolchain.profiler import Profiler, capture
 from opennki.trace.kernel import rebuild
+
+if TYPE_CHECKING:
+    from opennki.toolchain.bench import BenchmarkResult
+    from opennki.toolchain.neff import Neff
+    from opennki.toolchain.profiler import Profiler
 
 
 class NumpyKernel(TraceKernel):
@@ -59,7 +57,9 @@ class NumpyKernel(TraceKernel):
 
     def write_tensorizer_ir(self, folder: str | os.PathLike[str], kernel: Kernel) -> None:
         """Write the IR of a traced kernel into a folder, as `penguin.py`."""
-        write_ir(folder, kernel)
+        from opennki.toolchain.compile import write_tensorizer_ir
+
+        write_tensorizer_ir(folder, kernel)
 
 
 class SimulateKernel(NumpyKernel):
@@ -87,6 +87,8 @@ class BaremetalKernel(NumpyKernel):
             )
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from opennki.toolchain.invoke import split_options
+
         if settings.current().simulator and type(self) is BaremetalKernel:
             return super().call(args, kwargs)
         for value in leaves((args, kwargs)):
@@ -131,6 +133,9 @@ class BaremetalKernel(NumpyKernel):
 
     def _compile(self, folder: Path, kernel: Kernel) -> Neff:
         """Write the IR, run the compiler, read the NEFF."""
+        from opennki.toolchain import neff as neff_file
+        from opennki.toolchain.invoke import compile_in, split_options
+
         opts = compile_opts(self)
         words: list[str] = [*(["--internal-nki-allocator", opts.allocator] if opts.allocator != "auto" else []),
                  *(["--internal-nki-skip-middle-end"] if opts.skip_middle_end else [])]
@@ -138,6 +143,8 @@ class BaremetalKernel(NumpyKernel):
 
     def execute_neff(self, neff: Neff, kernel: Kernel, arrays: list[Any], folder: Path) -> Any:
         """Run the NEFF, update the caller's arrays, return what the kernel returns."""
+        from opennki.toolchain.nrt import NrtClient
+
         with NrtClient() as client:
             client.try_lock_device()
             client.modelLoad(neff, RelativeFiles(kernel).folder)
@@ -148,6 +155,8 @@ class BaremetalKernel(NumpyKernel):
 
     def save(self, neff: Neff, folder: Path) -> None:
         """Write the files that the keywords name."""
+        from opennki.toolchain.profiler import capture
+
         name, trace = self.kwargs.get("save_neff_name"), self.kwargs.get("save_trace_name")
         if name:
             write_file(os.path.abspath(name), read_file(folder / NEFF_NAME, 1 << 30, "the NEFF"), "the NEFF (save_neff_name)")
@@ -195,6 +204,9 @@ class BenchmarkKernel(BaremetalKernel):
         super().accept(kernel, arrays)
 
     def execute_neff(self, neff: Neff, kernel: Kernel, arrays: list[Any], folder: Path) -> Any:
+        from opennki.toolchain.bench import NeuronBench
+        from opennki.toolchain.nrt import NrtClient
+
         with NrtClient() as client:
             client.try_lock_device()
             self._result = NeuronBench(neff, self.kwargs.get("warmup", 10), self.kwargs.get("iters", 100)).run()
@@ -233,6 +245,8 @@ class ProfileKernel(BaremetalKernel):
 
     def profiler(self) -> Profiler:
         """The profiler for the keywords of this kernel."""
+        from opennki.toolchain.profiler import Profiler
+
         get = self.kwargs.get
         return Profiler(get("save_trace_name") or "profile.ntff", self.kwargs["working_directory"], get("num_execs"),
                         get("profile_nth") or 1, bool(get("overwrite", False)), neff_name=get("save_neff_name") or NEFF_NAME)

@@ -28,7 +28,6 @@ from opennki.toolchain.files import read_file, write_file
 
 PENGUIN = "penguin.py"
 SIDECAR = "penguin.locations.json"
-NEFF_NAME = "file.neff"
 BIR_VERSION = 1
 _MAX_SIDECAR = 64 << 20
 

@@ -22,7 +22,8 @@ from opennki import settings
 from opennki._version import __version__
 from opennki.errors import UNKNOWN, NkiError, NkiFileError, NkiParseError, NkiValueError
 from opennki.ir.nodes import Kernel
-from opennki.toolchain.compile import NEFF_NAME, PENGUIN, SIDECAR, Compiled, write_tensorizer_ir
+from opennki.toolchain import NEFF_NAME
+from opennki.toolchain.compile import PENGUIN, SIDECAR, Compiled, write_tensorizer_ir
 from opennki.toolchain.container import Kind, pack, unpack
 from opennki.toolchain.files import make_folder, read_file, remove_stale, write_file
 

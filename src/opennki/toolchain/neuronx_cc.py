@@ -19,6 +19,7 @@ from opennki._version import __version__
 from opennki.errors import ISSUES, NkiError, render
 from opennki.isa.declare import ISA
 from opennki.isa.target import TARGETS
+from opennki.toolchain import NEFF_NAME
 from opennki.toolchain import compile as driver
 from opennki.toolchain.files import write_file
 
@@ -75,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("model_files", nargs="+", metavar="<model_files>", help=f"IR text of a kernel ({driver.PENGUIN})")
     one.add_argument("--framework", required=True, metavar="XLA", help="framework of the model: XLA")
     one.add_argument("--target", required=True, metavar="<arch>", help=f"one of {', '.join(TARGETS)}")
-    one.add_argument("--output", default=driver.NEFF_NAME, metavar="<file>", help="the NEFF file (default: %(default)s)")
+    one.add_argument("--output", default=NEFF_NAME, metavar="<file>", help="the NEFF file (default: %(default)s)")
     one.add_argument("--pipeline", nargs="+", default=["compile"], metavar="<stage>",
                      help="compile, and SaveTemps to write <function>.TensorizerBIR.json too (default: compile)")
     one.add_argument("--internal-tensorizer-opt-level", default="nki", metavar="nki", help="nki: the program is a kernel, in tiles")

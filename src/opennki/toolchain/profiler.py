@@ -16,8 +16,7 @@ from typing import Any
 from opennki import settings
 from opennki.errors import UNKNOWN, NkiFileError, NkiValueError
 from opennki.timing import Timeline, estimate
-from opennki.toolchain import ntff
-from opennki.toolchain.compile import NEFF_NAME
+from opennki.toolchain import NEFF_NAME, ntff
 from opennki.toolchain.files import make_folder, write_file
 from opennki.toolchain.invoke import CompileFailed
 from opennki.toolchain.neff import Neff

@@ -15,8 +15,8 @@ from opennki.report.occupancy import occupancy
 from opennki.report.page import page
 from opennki.report.trace_events import chrome_trace
 from opennki.timing import COMPUTE, Timeline, estimate
-from opennki.toolchain import neff, ntff
-from opennki.toolchain.compile import NEFF_NAME, Source, compile_kernel
+from opennki.toolchain import NEFF_NAME, neff, ntff
+from opennki.toolchain.compile import Source, compile_kernel
 from opennki.toolchain.files import make_folder, write_file
 
 SHOWN_LINES = 8
