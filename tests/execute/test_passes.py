@@ -100,9 +100,9 @@ MERGED = {
         rest,
         (normal(16411, 64),),
         "for i1.block in 32: parallel\n"
-        "  ew [32768] (convert) t1*@131072*i1.block [4]; x@131072*i1.block [4]\n"
+        "  copy [32768] t1*@131072*i1.block [4]; x@131072*i1.block [4]\n"
         "  ew [32768] (negative) t2*@131072*i1.block [4]; x@131072*i1.block [4]\n"
-        "ew [1728] (convert) t1*@4194304 [4]; x@4194304 [4]\n"
+        "copy [1728] t1*@4194304 [4]; x@4194304 [4]\n"
         "ew [1728] (negative) t2*@4194304 [4]; x@4194304 [4]",
     ),
 }

@@ -29,10 +29,9 @@ class Group:
         self.lowering = lowering
         self.ones: list[Instruction] = []
         self.values: dict[Any, tuple[Sym, Sym]] = {}  # place -> tile, value that it holds
-        self.calls: list[Call] = []
 
-    def add(self, one: Instruction) -> bool:
-        """Put an instruction into the group, if it can be."""
+    def add(self, one: Instruction, checked: bool = False) -> bool:
+        """Put an instruction into the group, if it can be. `checked`: only if what comes out has a native form; else `made` tells."""
         if not one.joins or len(self.ones) >= MAX_GROUP:
             return False
         try:
@@ -45,24 +44,35 @@ class Group:
                         return False
                 values.pop(place, None)
                 values[place] = (out, value)
-            ones = [*self.ones, one]
-            calls = self.calls
-            if self.ones:
-                inside = {o.plan.instr for o in ones}
-                kept = [pair for pair in values.values() if not self.dead(one.views[pair[0].source].alloc, inside)]
-                calls = one.calls(kept, fused=True)
         except Unsupported:
             return False
-        for o in self.ones:
-            o.touched = []
-        self.ones, self.values, self.calls = ones, values, calls
+        before = self.ones, self.values
+        self.ones, self.values = [*self.ones, one], values
+        if checked and before[0] and self.made() is None:
+            self.ones, self.values = before
+            return False
         return True
+
+    def kept(self) -> list[tuple[Sym, Sym]]:
+        """The results that somebody else uses."""
+        inside, views = {o.plan.instr for o in self.ones}, self.lowering.views
+        return [pair for pair in self.values.values() if not self.dead(views[pair[0].source].alloc, inside)]
+
+    def made(self) -> list[tuple[list[Call], list[tuple[Access, bool]]]] | None:
+        """The calls of the group and what they touch, in parts; None where they have no native form."""
+        found = self.parts()
+        if found is not None:
+            return found
+        last = self.ones[-1]
+        try:
+            return [(last.calls(self.kept(), fused=True), list(last.touched))]
+        except Unsupported:
+            return None
 
     def parts(self) -> list[tuple[list[Call], list[tuple[Access, bool]]]] | None:
         """The copies among the results, each for itself, and then the rest (calls, and what they touch): passes can forward a copy that
         is alone. None where it is all one."""
-        last, inside = self.ones[-1], {o.plan.instr for o in self.ones}
-        kept = [pair for pair in self.values.values() if not self.dead(last.views[pair[0].source].alloc, inside)]
+        last, kept = self.ones[-1], self.kept()
         copies = [pair for pair in kept if pair[1].kind == "tile"]
         if not copies or len(kept) == 1:
             return None
@@ -73,7 +83,7 @@ class Group:
         rest = [pair for pair in kept if pair[1].kind != "tile"]
         try:
             sets = [*([pair] for pair in copies), *([rest] if rest else [])]
-            return [(last.calls(pairs, fused=True), list(last.touched)) for pairs in sets]
+            return [(last.calls(pairs, fused=pairs is rest), list(last.touched)) for pairs in sets]
         except Unsupported:
             return None
 

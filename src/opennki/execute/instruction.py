@@ -300,11 +300,15 @@ class Instruction:
 
     def place(self, number: int) -> Any:
         """What makes two operands the same elements in the same order."""
-        view = self.views[number]
-        if view.dynamic is not None:
-            return number
-        base = self.offset(view)
-        return view.slot, base.const, base.terms, view.shape, view.strides, view.access.dtype
+        known = self.lowering.places
+        found = known.get(number)
+        if found is None:
+            view, found = self.views[number], number
+            if view.dynamic is None:
+                base = self.offset(view)
+                found = view.slot, base.const, base.terms, view.shape, view.strides, view.access.dtype
+            known[number] = found
+        return found
 
     def apart(self, a: int, b: int) -> bool:
         """Whether two operands are the same elements in the same order, or share none."""
@@ -328,7 +332,7 @@ class Instruction:
             for dim, unit in zip(view.access.dims, view.steps, strict=True):
                 found = found.add(dim.base.scale(unit * view.itemsize))
             known[view] = found
-        return self.lowering.linear(found)
+        return self.lowering.linear(found) if found.terms else found
 
     def bounds(self, call: Call, views: list[View], iteration: tuple[int, ...]) -> None:
         """Indices that are not proven inside their tensors."""

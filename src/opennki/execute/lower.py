@@ -45,6 +45,7 @@ class Lowering:
         self.divisions: dict[FloorDiv, Var] = {}  # computed since the last jump
         self.views: list[View] = []  # of tile symbols, by their source
         self.offsets: dict[View, Affine] = {}  # in bytes
+        self.places: dict[int, Any] = {}  # of operands, by their number (see `Instruction.place`)
         self.preds: list[tuple[Affine, tuple[int, ...]]] = []
         self.indices: list[tuple[Affine, tuple[int, ...]]] = []
         self.users: dict[Alloc, set[Instr]] = _users(tape)
@@ -244,13 +245,32 @@ class Lowering:
     def flush(self) -> None:
         """Compile the instructions that were put together."""
         group, self.group = self.group, Group(self)
+        parts = group.made() if len(group.ones) > 1 else None
+        if parts is not None:
+            self.parts(parts, group.ones)
+            return
+        again = Group(self)
+        for one in group.ones:  # alone, or not all of them together
+            if not again.add(one, checked=True):
+                self.closed(again)
+                again = Group(self)
+                if not again.add(one, checked=True):
+                    self.alone(one)
+        self.closed(again)
+
+    def closed(self, group: Group) -> None:
+        """Append a group that is known to have a native form."""
         if len(group.ones) == 1:
             self.alone(group.ones[0])
-        elif group.ones and (parts := group.parts()) is not None:
-            for calls, touches in parts:
-                self.append(calls, touches, group.ones)
         elif group.ones:
-            self.run(group.calls, group.ones)
+            parts = group.made()
+            assert parts is not None
+            self.parts(parts, group.ones)
+
+    def parts(self, parts: list[tuple[list[Call], list[Touch]]], ones: list[Instruction]) -> None:
+        """Append what came out of a group."""
+        for calls, touches in parts:
+            self.append(calls, touches, ones)
 
 
 def _runs(view: View) -> list[tuple[Affine, int]]:
