@@ -9,7 +9,7 @@ from opennki.isa.scalar import SCALAR
 
 ABI = 1
 RANK = 6
-CHUNK = 256
+CHUNK = 1024
 
 DTYPES: dict[str, int] = {
     "float32": 0, "float32r": 0, "bfloat16": 1, "float16": 2, "float8_e4m3": 3, "float8_e4m3fn": 4, "float8_e5m2": 5, "tfloat32": 6,
@@ -25,7 +25,7 @@ APPROXIMATE = frozenset({
 })  # fmt: skip
 """Functions whose last bits may differ from the interpreter's, within the bounds of docs/executor.md."""
 
-LOAD, LOAD_RAW, STORE, STORE_RAW, CONST, FUNC, SELECT, PRED, INDEX, FOLD, ROUND, EXACT = range(12)
+LOAD, LOAD_RAW, STORE, STORE_RAW, CONST, FUNC, SELECT, PRED, INDEX, FOLD, ROUND, EXACT, KEEP, KEPT = range(14)
 
 
 class Uop(C.Structure):
@@ -58,7 +58,7 @@ class Elementwise(C.Structure):
     _fields_: ClassVar[Any] = [
         ("outer", C.c_int32), ("inner", C.c_int32), ("shape", C.c_int64 * RANK),
         ("n_phases", C.c_int32), ("n_uops", C.c_int32), ("n_tiles", C.c_int32), ("n_preds", C.c_int32), ("n_indices", C.c_int32),
-        ("n_registers", C.c_int32),
+        ("n_registers", C.c_int32), ("n_kept", C.c_int32), ("pad", C.c_int32),
         ("phases", C.POINTER(Phase)), ("uops", C.POINTER(Uop)), ("tiles", C.POINTER(Tile)),
         ("preds", C.POINTER(AffineTile)), ("indices", C.POINTER(AffineTile)),
     ]  # fmt: skip

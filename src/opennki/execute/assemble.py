@@ -9,7 +9,7 @@ from typing import Any
 from opennki.execute import abi
 
 Addresses = C.Array[C.c_void_p]
-_WITHOUT_RESULT = (abi.STORE, abi.STORE_RAW)  # their d is a tile
+_WITHOUT_RESULT = (abi.STORE, abi.STORE_RAW, abi.KEEP)  # their d is a tile, or the number of a row
 
 
 def uop(
@@ -80,8 +80,9 @@ def elementwise(
     c_preds = (abi.AffineTile * max(1, len(preds)))(*(_strided(abi.AffineTile, s) for s in preds))
     c_indices = (abi.AffineTile * max(1, len(indices)))(*(_strided(abi.AffineTile, s) for s in indices))
     registers = 1 + max((u.d for u in uops if u.code not in _WITHOUT_RESULT), default=-1)
+    kept = 1 + max((u.d for u in uops if u.code == abi.KEEP), default=-1)
     structure = abi.Elementwise(
-        outer, inner, (C.c_int64 * abi.RANK)(*shape), len(spans), len(uops), len(tiles), len(preds), len(indices), registers,
+        outer, inner, (C.c_int64 * abi.RANK)(*shape), len(spans), len(uops), len(tiles), len(preds), len(indices), registers, kept, 0,
         c_phases, c_uops, c_tiles, c_preds, c_indices,
     )  # fmt: skip
     return Program(structure, (c_uops, c_phases, c_tiles, c_preds, c_indices))

@@ -20,6 +20,7 @@ from opennki.interpret.views import View
 from opennki.ir.affine import Affine, Range, Var
 from opennki.ir.nodes import Access, IndexTile, PredTile
 from opennki.ir.verify import call_view
+from opennki.isa import dtypes
 from opennki.isa.declare import Plumbing
 from opennki.isa.declare import Tile as TileSpec
 
@@ -30,6 +31,7 @@ MAX_ADDRESSES = 16  # of a call that is a single kernel
 SINGLE = frozenset({"tile", "const", "pred", "index", "call", "select", "fold", "round"})  # what elementwise programs are made of
 WHOLE = frozenset({"matmul", "scan", "pfold"})  # kernels of their own, over tiles
 DIRECT = SINGLE | WHOLE | {"exact"}
+FAR = 4 << 20  # bytes from which on a tensor is not expected in the second-level cache
 
 
 @dataclass
@@ -139,6 +141,7 @@ class Instruction:
             same=lambda a, b: self.views[a] is self.views[b] or self.place(a) == self.place(b),
             apart=self.apart,
             meets=lambda a, b: not self.disjoint(a, b),
+            far=lambda source: self.far(self.views[source]),
         )
         made = []
         self.touched = []
@@ -170,6 +173,12 @@ class Instruction:
         """The number of the error of an index that is outside."""
         self.lowering.broken.append(Broken(view, axis))
         return len(self.lowering.broken)
+
+    @staticmethod
+    def far(view: View) -> bool:
+        """Whether a tensor is in main memory and exceeds the caches of a core."""
+        alloc = view.alloc
+        return not alloc.on_chip and alloc.size * dtypes.itemsize(alloc.dtype) >= FAR
 
     @staticmethod
     def sources(pairs: list[tuple[Sym, Sym]]) -> set[int]:

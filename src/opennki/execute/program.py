@@ -12,7 +12,9 @@ from opennki.execute.assemble import elementwise, uop
 from opennki.execute.record import Sym, Unsupported, strides_of
 from opennki.isa.scalar import SCALAR
 
-MAX_REGISTERS = 24
+MAX_REGISTERS = 64
+KEPT = 4096  # elements of a row up to which a later phase gets a value as it was kept
+EFFORT = 4  # and from which on that is worth it, see _effort
 _WIDTH = {7: 32, 8: 32, 9: 16, 10: 16, 11: 8, 12: 8, 13: 8, 0: 32, 1: 16, 2: 16, 3: 8, 4: 8, 5: 8, 6: 32}  # bits, by dtype number
 _SIGNED = frozenset({7, 9, 11})
 
@@ -33,6 +35,7 @@ class Program:
     same: Callable[[Any, Any], bool]
     apart: Callable[[Any, Any], bool]
     meets: Callable[[Any, Any], bool]
+    far: Callable[[Any], bool] = lambda source: False
     preds_used: list[int] = field(default_factory=list)
     indices_used: list[int] = field(default_factory=list)
 
@@ -198,6 +201,10 @@ class Elementwise:
         self.tile_numbers: dict[Any, int] = {}
         self.phases: dict[tuple[int, int], list[Any]] = {}  # (depth, 0 row or 1 element) -> operations
         self.memo: dict[Any, int] = {}
+        self.numbers: dict[int, int] = {}  # id of a value -> its number; what is computed alike has the same
+        self.alike: dict[Any, int] = {}
+        self.kept: dict[int, int] = {}  # number of a value -> the row that is kept of it
+        self.sources: list[Any] = []
         self.registers = 0
         self.depths: dict[int, int] = {}
         self.named: list[Sym] = []  # keeps alive what the tables above know by id()
@@ -209,13 +216,13 @@ class Elementwise:
                 raise Unsupported("folds over several shapes")
         else:
             self.shape, self.axes = self._plain_shape(), ()
-        self.kept = tuple(i for i in range(len(self.shape)) if i not in self.axes)
-        self.rows = prod(self.shape[i] for i in self.kept)
+        self.outer = tuple(i for i in range(len(self.shape)) if i not in self.axes)
+        self.rows = prod(self.shape[i] for i in self.outer)
         if program.keeps_axes and program.iteration is not None and (self.axes or self.shape != program.iteration):
             raise Unsupported("a mask, or an index that may be outside, on a fold")
         self.preds: list[tuple[int, ...]] = []
         self.indices: list[tuple[int, ...]] = []
-        self.loaded: list[tuple[tuple[int, int], Any]] = []
+        self.loaded: list[tuple[tuple[int, int], Any, int]] = []
         self.stored: list[tuple[tuple[int, int], Any]] = []
 
     def _plain_shape(self) -> tuple[int, ...]:
@@ -226,9 +233,9 @@ class Elementwise:
         """Strides of a leaf over the iteration space."""
         strides = sym.strides or (0,) * sym.ndim
         if row or (self.axes and sym.size == self.rows and sym.shape != self._full_row()):
-            kept = strides_of(sym.shape, strides, tuple(self.shape[i] for i in self.kept)) if sym.size > 1 else (0,) * len(self.kept)
+            kept = strides_of(sym.shape, strides, tuple(self.shape[i] for i in self.outer)) if sym.size > 1 else (0,) * len(self.outer)
             out = [0] * len(self.shape)
-            for i, s in zip(self.kept, kept, strict=True):
+            for i, s in zip(self.outer, kept, strict=True):
                 out[i] = s
             return tuple(out)
         if sym.size == 1:
@@ -278,22 +285,53 @@ class Elementwise:
     def emit(self, phase: tuple[int, int], *op: Any, **more: Any) -> None:
         self.phases.setdefault(phase, []).append(uop(*op, **more))
 
+    def number(self, sym: Sym) -> int:
+        """The same for values that are computed alike from the same elements."""
+        found = self.numbers.get(id(sym))
+        if found is None:
+            self.named.append(sym)
+            source = sym.source
+            if sym.kind == "tile":
+                source = next((s for s in self.sources if s == source or self.program.same(s, source)), None)
+                if source is None:
+                    source = sym.source
+                    self.sources.append(source)
+            key = (sym.kind, sym.name, sym.shape, sym.dtype, sym.strides, source, repr(sym.value), sym.raw, repr(sorted(sym.more.items())),
+                   *(self.number(a) for a in sym.args))  # fmt: skip
+            found = self.numbers[id(sym)] = self.alike.setdefault(key, len(self.alike))
+        return found
+
     def value(self, sym: Sym, phase: tuple[int, int]) -> int:
         """Register of a value in a phase."""
         if sym.kind == "fold":
             return self._fold(sym)
         if self.is_row(sym) and phase[1]:
             return self.value(sym, (self.depth(sym), 0))
-        key = id(sym), phase if phase[1] else "row"
+        number = self.number(sym)
+        key = number, phase if phase[1] else "row"
         if key in self.memo:
             return self.memo[key]
-        made = self._value(sym, phase)
+        made = self._from_before(sym, number, phase) if phase[1] else None
+        if made is None:
+            made = self._value(sym, phase)
         self.memo[key] = made
         self.named.append(sym)
         return made
 
+    def _from_before(self, sym: Sym, number: int, phase: tuple[int, int]) -> int | None:
+        """A value that an earlier phase has computed for the whole row, if keeping it is less work than doing that again."""
+        before = next((p for p in sorted(self.phases) if p[1] and p < phase and (number, p) in self.memo), None)
+        if before is None or sym.raw or prod(self.shape[i] for i in self.axes) > KEPT or _effort(sym) < EFFORT:
+            return None
+        if number not in self.kept:
+            self.kept[number] = len(self.kept)
+            self.emit(before, abi.KEEP, self.kept[number], self.memo[number, before])
+        made = self.register()
+        self.emit(phase, abi.KEPT, made, self.kept[number])
+        return made
+
     def _fold(self, sym: Sym) -> int:
-        key = id(sym), "row"
+        key = self.number(sym), "row"
         if key not in self.memo:
             phase = (self.depth(sym) - 1, 1)
             source = self.value(sym.args[0], phase)
@@ -311,8 +349,11 @@ class Elementwise:
             return made
         if sym.kind == "tile":
             made = self.register()
-            self.loaded.append((phase, sym.source))
-            self.emit(phase, abi.LOAD_RAW if sym.raw else abi.LOAD, made, self.tile(sym.source, self.spread(sym, row)))
+            self.loaded.append((phase, sym.source, self.tile(sym.source, self.spread(sym, row))))
+            self.emit(
+                phase, abi.LOAD_RAW if sym.raw else abi.LOAD, made, self.tile(sym.source, self.spread(sym, row)),
+                pad=int(not row and self.program.far(sym.source)),
+            )  # fmt: skip
             return made
         if sym.kind in ("pred", "index"):
             used, table = (
@@ -378,6 +419,7 @@ class Elementwise:
         where = self.spread(out, row)
         number = self.tile(out.source, where)
         self.stored.append((phase, out.source))
+        far = int(not row and self.program.far(out.source))
         guard = -1
         if self.program.guards:
             parts = [self.value(g, phase) for g in self.program.guards]
@@ -391,31 +433,30 @@ class Elementwise:
             made = self.register()
             signs = sum(int(_dtype_number(x) in _SIGNED) << i for i, x in enumerate(value.args))
             self.emit(phase, abi.EXACT, made, a, b, dtype, fn=value.name, pad=signs)
-            self.emit(phase, abi.STORE_RAW if dtype > 6 else abi.STORE, number, made, -1, guard)
+            self.emit(phase, abi.STORE_RAW if dtype > 6 else abi.STORE, number, made, -1, guard, pad=far)
         elif value.raw:
             if _dtype_number(value) != dtype:
                 value = _converted(value, dtype)
-                self.emit(phase, abi.STORE, number, self.value(value, phase), -1, guard)
+                self.emit(phase, abi.STORE, number, self.value(value, phase), -1, guard, pad=far)
             else:
-                self.emit(phase, abi.STORE_RAW, number, self.value(value, phase), -1, guard)
+                self.emit(phase, abi.STORE_RAW, number, self.value(value, phase), -1, guard, pad=far)
         else:
-            self.emit(phase, abi.STORE, number, self.value(value, phase), -1, guard)
+            self.emit(phase, abi.STORE, number, self.value(value, phase), -1, guard, pad=far)
 
     def made(self) -> Made:
         """The program."""
+        folds = {self.number(f): f for _, v in self.pairs for f in _folds(v)}
+        for fold in sorted(folds.values(), key=self.depth):  # so that later phases find what they have computed
+            self._fold(fold)
         for out, value in self.pairs:
             self.store(out, value)
-        for when, source in self.stored:
-            for later, other in self.loaded:
-                # what is stored in one phase and loaded in a later one would be read after it has changed
-                if later > when and self.program.meets(source, other):
-                    raise Unsupported("an operand that is read again after it has changed")
-        order = [*self.kept, *self.axes]
+        self._order()
+        order = [*self.outer, *self.axes]
         strides = [tuple(s[i] for i in order) for _, s, _ in self.tiles] + [
             tuple(s[i] for i in order) for s in (*self.preds, *self.indices)
         ]
         shape = tuple(self.shape[i] for i in order)
-        outer = len(self.kept)
+        outer = len(self.outer)
         if self.program.keeps_axes:
             outer = len(self.kept) if self.axes else max(0, len(shape) - 1)
         elif self.axes:
@@ -441,6 +482,32 @@ class Elementwise:
         )
         kept = self.program.iteration if self.program.keeps_axes else None
         return abi.K_EW, what, [source for source, _, _ in self.tiles], shape if kept is None else kept
+
+
+    def _order(self) -> None:
+        """Values are of what was in memory before the program: in a phase, loads come before the stores into the same elements. Raises
+        Unsupported where that is not enough."""
+        early: set[tuple[tuple[int, int], int]] = set()
+        for when, source in self.stored:
+            for later, other, tile in self.loaded:
+                if later < when or not self.program.meets(source, other):
+                    continue
+                if later > when or not self.program.apart(source, other):
+                    raise Unsupported("an operand that is read again after it has changed")
+                early.add((later, tile))
+        for phase, ops in self.phases.items():
+            ops.sort(key=lambda op: not (op.code in (abi.LOAD, abi.LOAD_RAW) and (phase, op.a) in early))
+
+
+def _effort(sym: Sym) -> int:
+    """About how much work a value is: 1 for an operation of the CPU."""
+    if sym.kind == "fold" or not sym.args:
+        return 0
+    own = 1
+    if sym.kind == "call":
+        text = SCALAR[sym.name].c
+        own = 8 if "f(" in text or "exp(" in text or "nki_" in text else 4 if "/" in text or "sqrt" in text else 1
+    return own + sum(_effort(a) for a in sym.args)
 
 
 def _folds(sym: Sym) -> Iterator[Sym]:

@@ -27,20 +27,38 @@ static inline double nki_power_of_two(double t) { /* 2^n of t = n + NKI_MAGIC64;
 }
 
 /* ---- float32 -------------------------------------------------------------------------------------------------- */
+/* a * b + c, rounded once. */
+#if defined(__FMA__) || defined(__aarch64__)
+static inline float nki_fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+/* The product is exact in float64, and the sum is rounded to odd there (its error says which way), after which rounding to
+ * float32 equals rounding once. */
+static inline float nki_fmaf(float a, float b, float c) {
+    double p = (double)a * b, s = p + c, t = s - p, error = (p - (s - t)) + (c - t);
+    int64_t u = nki_bits64(s), away = ((error > 0.0) == (s > 0.0)) ? 1 : -1;
+    return (float)nki_double(u + ((error > 0.0) | (error < 0.0) && !(u & 1) ? away : 0));
+}
+#endif
+
+#define NKI_EXP_MOST 89.0f
+#define NKI_EXP_LEAST -104.0f /* below, exactly 0, and without the way there over denormals, which costs 100 cycles */
+#define NKI_EXP_LOG2E 0x1.715476p+0f
+#define NKI_EXP_LN2_HIGH 0x1.62e43p-1f
+#define NKI_EXP_LN2_LOW -0x1.05c61p-29f
+#define NKI_EXP_POLYNOMIAL(X) X(1.3981999507e-3f) X(8.3334519073e-3f) X(4.1665795894e-2f) X(1.6666665459e-1f) X(5.0000001201e-1f)
+#define NKI_EXP_FIRST 1.9875691500e-4f
 static inline float nki_expf(float x) {
-    float c = x > 89.0f ? 89.0f : x;
-    int none = x < -104.0f; /* exactly 0, and without the way there over denormals, which costs 100 cycles */
+    float c = x > NKI_EXP_MOST ? NKI_EXP_MOST : x;
+    int none = x < NKI_EXP_LEAST;
     c = none ? 0.0f : c;
-    float t = c * 0x1.715476p+0f + NKI_MAGIC, n = t - NKI_MAGIC;
+    float t = nki_fmaf(c, NKI_EXP_LOG2E, NKI_MAGIC), n = t - NKI_MAGIC;
     int32_t k = (int32_t)(nki_bits(t) - nki_bits(NKI_MAGIC));
-    float r = (c - n * 0.693359375f) - n * -2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    float y = 1.0f + (r + p * (r * r));
+    float r = nki_fmaf(n, -NKI_EXP_LN2_LOW, nki_fmaf(n, -NKI_EXP_LN2_HIGH, c));
+    float p = NKI_EXP_FIRST;
+#define STEP(x) p = nki_fmaf(p, r, x);
+    NKI_EXP_POLYNOMIAL(STEP)
+#undef STEP
+    float y = 1.0f + nki_fmaf(p, r * r, r);
     int32_t half = k >> 1; /* two steps: 2^k alone may be infinite or denormal */
     y = y * nki_float((uint32_t)(half + 127) << 23) * nki_float((uint32_t)(k - half + 127) << 23);
     return none ? 0.0f : y;

@@ -85,11 +85,44 @@ static float c1_mod(float a, float b) { return small_quotient(a, b) ? s2_mod(a, 
 QUOTIENT(fmod)
 QUOTIENT(mod)
 
+/* exp with what only this level has: the same steps as nki_expf, and powers of two in one. */
+#if defined(__AVX512F__)
+#include <immintrin.h>
+static inline __m512 exp_of(__m512 x) {
+    const __mmask16 some = _mm512_cmp_ps_mask(x, _mm512_set1_ps(NKI_EXP_LEAST), _CMP_NLT_UQ);
+    const __m512 c = _mm512_min_ps(_mm512_set1_ps(NKI_EXP_MOST), x), magic = _mm512_set1_ps(NKI_MAGIC); /* NaN stays */
+    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(c, _mm512_set1_ps(NKI_EXP_LOG2E), magic), magic);
+    __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-NKI_EXP_LN2_HIGH), c);
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(-NKI_EXP_LN2_LOW), r);
+    __m512 p = _mm512_set1_ps(NKI_EXP_FIRST);
+#define STEP(x) p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(x));
+    NKI_EXP_POLYNOMIAL(STEP)
+#undef STEP
+    const __m512 y = _mm512_add_ps(_mm512_set1_ps(1.0f), _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r));
+    return _mm512_maskz_scalef_ps(some, y, n);
+}
+static void wide_exp(float *d, const float *x, int n) {
+    int i = 0;
+    for (; i + 32 <= n; i += 32) {
+        const __m512 a = exp_of(_mm512_loadu_ps(x + i)), b = exp_of(_mm512_loadu_ps(x + i + 16));
+        _mm512_storeu_ps(d + i, a);
+        _mm512_storeu_ps(d + i + 16, b);
+    }
+    for (; i < n; i += 16) {
+        const __mmask16 some = (__mmask16)(n - i >= 16 ? 0xffff : (1 << (n - i)) - 1);
+        _mm512_mask_storeu_ps(d + i, some, exp_of(_mm512_maskz_loadu_ps(some, x + i)));
+    }
+}
+#define NKI_WIDE_EXP [NKI_FN_EXP] = {wide_exp, s1_exp},
+#else
+#define NKI_WIDE_EXP
+#endif
+
 #define ROW1(name, number) [number] = {v1_##name, s1_##name},
 #define ROW2(name, number) [number] = {vv_##name, vs_##name, sv_##name, s2_##name},
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Woverride-init" /* the five after them replace rows */
-const nki_one nki_functions1[NKI_FUNCTIONS] = {NKI_EACH_1(ROW1)[NKI_FN_SIN] = {c_sin, c1_sin},
+#pragma GCC diagnostic ignored "-Woverride-init" /* those after them replace rows */
+const nki_one nki_functions1[NKI_FUNCTIONS] = {NKI_EACH_1(ROW1) NKI_WIDE_EXP[NKI_FN_SIN] = {c_sin, c1_sin},
                                                [NKI_FN_COS] = {c_cos, c1_cos},
                                                [NKI_FN_TAN] = {c_tan, c1_tan}};
 const nki_two nki_functions2[NKI_FUNCTIONS] = {NKI_EACH_2(ROW2)[NKI_FN_FMOD] = {cvv_fmod, cvs_fmod, csv_fmod, c1_fmod},

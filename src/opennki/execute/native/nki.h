@@ -12,7 +12,7 @@
 
 #define NKI_ABI 1
 #define NKI_RANK 6     /* iteration dimensions of a tile, after those that belong together are joined */
-#define NKI_CHUNK 256  /* elements of a vector register */
+#define NKI_CHUNK 1024 /* elements of a vector register */
 #define NKI_LANES 32   /* lanes of a reduction: element index mod 32, then a binary tree (design "Numerics") */
 
 /* Element types in memory; the numbers are those of execute/abi.py. */
@@ -36,6 +36,9 @@ enum nki_dtype {
  * bits), and the result is extended to the lane with its sign if field pad is 1, with zeros if it is 0. An immediate
  * operand is then the bits of imm, as it is for NKI_EXACT. Truth (of c in NKI_SELECT and the stores) is that of a
  * float32: not +0 and not -0.
+ *
+ * What an element phase computes for the whole row can be kept for later phases (NKI_KEEP, NKI_KEPT). A load or store with
+ * pad = 1 is of a tensor in main memory that exceeds the caches: the next row is asked for early, and results go past them.
  */
 enum nki_uop_code {
     NKI_LOAD,       /* d = tile a, converted to float32 */
@@ -49,8 +52,10 @@ enum nki_uop_code {
     NKI_INDEX,      /* d = the value of index expression a of the call at the element, as float32; raw int32 if b = 1 */
     NKI_FOLD,       /* row register d = fold of register a over the row by function fn (32 lanes, then the tree) */
     NKI_ROUND,      /* d = a rounded to dtype b and back to float32 */
-    NKI_EXACT       /* raw d = a fn b (add, subtract, multiply, maximum, minimum) in 64 bits, saturated to dtype c; a
+    NKI_EXACT,      /* raw d = a fn b (add, subtract, multiply, maximum, minimum) in 64 bits, saturated to dtype c; a
                      * float dtype c: the float32 nearest to it. pad: bit 0, lanes of a have a sign; bit 1, those of b */
+    NKI_KEEP,       /* register a, made in this phase, is kept as row number d; after everything that makes or reads it */
+    NKI_KEPT        /* d = the elements of kept row a */
 };
 
 typedef struct {
@@ -79,7 +84,7 @@ typedef struct {
 typedef struct {
     int32_t outer, inner;     /* numbers of dimensions */
     int64_t shape[NKI_RANK];  /* outer ones first */
-    int32_t n_phases, n_uops, n_tiles, n_preds, n_indices, n_registers;
+    int32_t n_phases, n_uops, n_tiles, n_preds, n_indices, n_registers, n_kept, pad;
     const nki_phase *phases;
     const nki_uop *uops;
     const nki_tile *tiles;

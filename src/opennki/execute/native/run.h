@@ -1,0 +1,63 @@
+/* Elementwise programs as they run: what preparation (elementwise.c) and the single operations (steps.c) share. */
+#ifndef NKI_RUN_H
+#define NKI_RUN_H
+#include "inner.h"
+
+typedef struct op op;
+typedef struct run run;
+typedef struct chunk chunk;
+
+enum nki_place { HERE, TILE, KEPT }; /* where a slot is: a place of its own, a tile in memory, a row that is kept */
+
+struct op {
+    void (*go)(const run *r, const op *o, const chunk *c); /* NULL: nothing is left to do */
+    int32_t code, fn, d, a, b, c; /* d, a, b, c: slots; -1: none */
+    int32_t tile;                 /* tile, predicate or index expression */
+    int32_t uniform;              /* one value per row */
+    int32_t in_place;             /* LOAD, STORE: memory itself is the slot */
+    int32_t place, number;        /* enum nki_place of slot d, and which one */
+    int32_t dtype, width, sign;
+    int32_t far_away;             /* LOAD, STORE: the tile is in main memory */
+    nki_lanes *fold;
+};
+
+struct run {
+    const nki_ew *k;
+    op *ops;
+    float **slot;       /* where the lanes of each slot are */
+    int8_t *is_row;     /* the slot has one value per row */
+    int32_t (*used)[2]; /* of each slot: the operation that makes it, and the last one that reads it */
+    float *single;      /* storage of row slots */
+    float *buffers;     /* chunk buffers */
+    float *spare;       /* four chunk buffers for operands and conversions */
+    float *kept;        /* whole rows */
+    nki_lanes *folds;
+    const nki_phase *ahead; /* which asks for the next row */
+    int64_t shape[NKI_RANK], total; /* elements of a row */
+    int rank, outer, inner, n_slots, streams;
+    int m, l, dim_m, dim_l; /* chunk: m times l elements, along two dimensions; -1: none */
+};
+
+/* Addresses of one chunk, its size. */
+struct chunk {
+    char *const *tile;
+    const int64_t *pred, *index;
+    int m, l;
+    int64_t position; /* of its first element in the row */
+};
+
+static inline int64_t nki_along(const int64_t *stride, int dim) { return dim < 0 ? 0 : stride[dim]; }
+static inline int nki_contiguous(const run *r, const nki_tile *t, int m, int l) {
+    const int64_t size = nki_types[t->dtype].size;
+    return (l == 1 || nki_along(t->stride, r->dim_l) == size) && (m == 1 || nki_along(t->stride, r->dim_m) == l * size);
+}
+static inline int nki_loads(const op *o) { return o->code == NKI_LOAD || o->code == NKI_LOAD_RAW; }
+static inline int nki_stores(const op *o) { return o->code == NKI_STORE || o->code == NKI_STORE_RAW; }
+
+/* How an operation runs, after everything else about it is known. */
+void nki_choose_step(const run *r, op *o);
+
+/* Copy past the caches where the CPU can; nki_stream_end before anybody else reads. */
+void nki_stream(char *d, const char *s, int64_t bytes);
+void nki_stream_end(void);
+#endif
