@@ -105,16 +105,30 @@ class Group:
         done[id(value)] = made
         return made
 
+    def spread(self, one: Instruction, leaf: Sym) -> tuple[tuple[Sym, Sym], Sym] | None:
+        """A value that a tile shows again and again along dimensions of stride 0, and the tile without the repetitions."""
+        if not any(n > 1 and s == 0 for n, s in zip(leaf.shape, leaf.strides, strict=True)):
+            return None
+        wanted = _without_repetitions(one.place(leaf.source))
+        shape = tuple(n if s else 1 for n, s in zip(leaf.shape, leaf.strides, strict=True))
+        for place, pair in self.values.items():
+            if _without_repetitions(place) == wanted and prod(shape) == pair[0].size:
+                return pair, dataclasses.replace(leaf, shape=shape)
+        return None
+
     def held(self, one: Instruction, leaf: Sym) -> Sym:
         """The value of a tile."""
         found = self.values.get(one.place(leaf.source))
+        spread = None if found is not None else self.spread(one, leaf)
+        if spread is not None:
+            found, leaf = spread
         if found is None:
             for out, _ in self.values.values():
                 if not one.disjoint(leaf.source, out.source):
                     raise Unsupported("a part of what the group has computed")
             return leaf
         out, value = found
-        view = one.views[leaf.source]
+        view = one.views[leaf.source if spread is None else out.source]
         walk = strides_of(view.shape, view.strides, leaf.shape) if leaf.size == prod(view.shape) else None
         if walk is None or any(n > 1 and a != b for n, a, b in zip(leaf.shape, leaf.strides, walk, strict=True)):
             raise Unsupported("a tile in another order than it was computed in")
@@ -134,3 +148,9 @@ class Group:
         if value.size == 1 and leaf.size > 1:
             return value
         return value if value.shape == leaf.shape else value.reshape(leaf.shape)
+
+
+def _without_repetitions(place: Any) -> Any:
+    """A place, with only the dimensions that lead to other elements."""
+    slot, base, terms, shape, strides, dtype = place
+    return slot, base, terms, tuple((n, s) for n, s in zip(shape, strides, strict=True) if n > 1 and s), dtype

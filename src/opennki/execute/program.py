@@ -60,7 +60,14 @@ def compile_values(program: Program, pairs: list[tuple[Sym, Sym]], fused: bool =
                     raise Unsupported("a result that overlaps an operand")
                 if program.same(out.source, leaf.source) and not in_order(out, leaf):
                     raise Unsupported("a result in another order than an operand in its place")
-    if len(pairs) == 1 and not fused:
+    if fused:
+        alone = [pair for pair in pairs if _is_apart(program, pair, pairs)]
+        for out, value in alone:
+            yield _special(program, out, value) or Elementwise(program, [(out, value)]).made()
+        pairs = [pair for pair in pairs if not any(pair is other for other in alone)]
+        if not pairs:
+            return
+    elif len(pairs) == 1:
         out, value = pairs[0]
         made = _product(program, out, value) or _special(program, out, value)
         if made is not None:
@@ -80,6 +87,15 @@ def in_order(out: Sym, leaf: Sym) -> bool:
     except Unsupported:
         return False
     return all(n == 1 or a == b for n, a, b in zip(leaf.shape, leaf.strides, walk, strict=True))
+
+
+def _is_apart(program: Program, pair: tuple[Sym, Sym], pairs: list[tuple[Sym, Sym]]) -> bool:
+    """Whether a pair is a copy that shares nothing with the others: it is better made by itself, and before them."""
+    out, value = pair
+    if value.kind != "tile" or not value.raw or program.dtype_of(value.source) != program.dtype_of(out.source) or program.guards:
+        return False
+    others = [leaf for other in pairs if other is not pair for leaf in leaves(other[1]) if leaf.kind == "tile"]
+    return not any(program.meets(source, leaf.source) for leaf in others for source in (out.source, value.source))
 
 
 def leaves(value: Sym) -> Iterator[Sym]:
@@ -405,6 +421,8 @@ class Elementwise:
     def store(self, out: Sym, value: Sym) -> None:
         """Store a value in a tile."""
         dtype = self.program.dtype(out.source)
+        if value.kind == "round" and int(value.value) == dtype:
+            value = value.args[0]  # the store rounds
         row = self.is_row(value) or (bool(self.axes) and value.kind == "fold")
         if self.axes and not row and value.size == self.rows and out.size == self.rows and prod(self.shape) != self.rows:
             row = True  # what is the same for a whole row, without a fold of its own
@@ -458,7 +476,7 @@ class Elementwise:
         shape = tuple(self.shape[i] for i in order)
         outer = len(self.outer)
         if self.program.keeps_axes:
-            outer = len(self.kept) if self.axes else max(0, len(shape) - 1)
+            outer = len(self.outer) if self.axes else max(0, len(shape) - 1)
         elif self.axes:
             left, first = joined(shape[:outer], [s[:outer] for s in strides])
             right, second = joined(shape[outer:], [s[outer:] for s in strides])

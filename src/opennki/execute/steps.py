@@ -309,7 +309,7 @@ class Steps:
         axes: Axes = ()
         if one.narrow:
             tags = self._tags(made, pairs, guards)
-            axes = tuple(tags[i] for i in (*made.kept, *made.axes))
+            axes = tuple(tags[i] for i in (*made.outer, *made.axes))
         preds = [one.preds[p][0] for p in program.preds_used]
         self.add(kind, what, sources, shape, axes, preds, [one.indices[i][0] for i in program.indices_used])
 

@@ -52,6 +52,11 @@ static int relation(const run *r, char *const *at, int x, int y) {
 }
 
 
+/* Whether an operation has a form for operands and results of bfloat16. */
+static int takes_narrow(const run *r, const op *o) {
+    return o->code == NKI_FUNC && !o->width && !o->uniform && o->b >= 0 && !r->is_row[o->a] && nki_narrows[o->fn].form[1][1][1];
+}
+
 /* A row is read and written where it is, as far as nothing reads what was overwritten. */
 static void place(run *r, char *const *at, const nki_phase *p) {
     op *first = r->ops + p->first, *end = first + p->count;
@@ -71,16 +76,29 @@ static void place(run *r, char *const *at, const nki_phase *p) {
     }
     for (op *o = first; o < end; o++) { /* loads */
         const nki_tile *t = &r->k->tiles[o->tile];
-        if (!nki_loads(o) || o->uniform || !nki_contiguous(r, t, r->m, r->l)) continue;
-        if (o->code == NKI_LOAD ? t->dtype != NKI_F32 && t->dtype != NKI_TF32 : nki_types[t->dtype].size != 4) continue;
-        int good = 1;
+        if (!nki_loads(o) || o->uniform || o->place != HERE || !nki_contiguous(r, t, r->m, r->l)) continue;
+        const int wide = o->code == NKI_LOAD ? t->dtype == NKI_F32 || t->dtype == NKI_TF32 : nki_types[t->dtype].size == 4;
+        const int narrow = o->code == NKI_LOAD && t->dtype == NKI_BF16;
+        int good = wide || narrow;
         for (op *q = first; q < end && good; q++) {
+            if (narrow && (q->a == o->d || q->b == o->d || q->c == o->d)) good = takes_narrow(r, q) && q->c != o->d;
             const int tile = nki_stores(q) && !q->in_place ? q->tile : q->place == TILE && !nki_loads(q) ? q->number : -1;
-            if (tile < 0) continue;
+            if (tile < 0 || !good) continue;
             const int kind = relation(r, at, o->tile, tile);
             good = kind == APART || (kind == SAME && r->used[o->d][1] <= q - r->ops);
         }
-        if (good && o->place == HERE) o->in_place = 1, o->place = TILE, o->number = o->tile;
+        if (!good) continue;
+        o->in_place = 1, o->place = TILE, o->number = o->tile;
+        r->is_narrow[o->d] = (int8_t)narrow;
+    }
+    for (op *o = first; o < end; o++) { /* results that nobody reads but a store of bfloat16 */
+        const nki_tile *t = &r->k->tiles[o->tile];
+        if (o->code != NKI_STORE || o->c >= 0 || t->dtype != NKI_BF16 || r->is_row[o->a] || !nki_contiguous(r, t, r->m, r->l)) continue;
+        op *from = r->ops + r->used[o->a][0];
+        int good = from >= first && from->place == HERE && !nki_loads(from) && takes_narrow(r, from);
+        for (const op *q = from; q < end && good; q++)
+            if (q != o && (q->a == o->a || q->b == o->a || q->c == o->a)) good = 0;
+        if (good) r->is_narrow[o->a] = 1;
     }
 }
 
@@ -186,12 +204,17 @@ static inline void move(const run *r, place_in *w, int dim, int64_t steps) {
     for (int i = 0; i < k->n_indices; i++) w->index[i] += steps * k->indices[i].stride[dim];
 }
 
-/* The same part of the next row on its way to the cache, while there is something to compute. */
+/* The same part of the next row, or what comes AHEAD bytes later in a long one, on its way to the cache while there is
+ * something to compute. */
+enum { LONG_ROW = 8192, AHEAD = 8192 };
 static void ask_for_next(const run *r, const op *o, const chunk *c) {
     const nki_tile *t = &r->k->tiles[o->tile];
-    if (!nki_loads(o) || !o->far_away || !nki_contiguous(r, t, c->m, c->l)) return;
-    const char *p = c->tile[o->tile] + t->stride[r->outer - 1];
-    for (int64_t i = 0, n = (int64_t)c->m * c->l * nki_types[t->dtype].size; i < n; i += 64) __builtin_prefetch(p + i, 0, 3);
+    if (!nki_contiguous(r, t, c->m, c->l)) return;
+    const char *p = c->tile[o->tile] + (r->total > LONG_ROW ? AHEAD : t->stride[r->outer - 1]);
+    for (int64_t i = 0, n = (int64_t)c->m * c->l * nki_types[t->dtype].size; i < n; i += 64) {
+        __builtin_prefetch(p + i, 0, 3);
+        __asm__ volatile("" ::"r"(p + i)); /* GCC takes a function without effects away */
+    }
 }
 
 static void chunk_of(const run *r, const nki_phase *p, const place_in *w, int m, int l, int64_t position) {
@@ -205,7 +228,7 @@ static void chunk_of(const run *r, const nki_phase *p, const place_in *w, int m,
         if (o->go) o->go(r, o, &c);
     }
     if (r->ahead == p)
-        for (const op *o = r->ops, *end = o + r->k->n_uops; o < end; o++) ask_for_next(r, o, &c);
+        for (int i = 0; i < r->far; i++) ask_for_next(r, r->ops + r->next[i], &c);
 }
 
 /* All chunks of a row; `w` is where it was again afterwards. */
@@ -272,10 +295,10 @@ static void cut(run *r) {
     if (r->m == 1) r->dim_m = -1;
 }
 
-/* The phase that asks for the next row: the last one over elements. Rows that fill the cache would push each other out. */
+/* The phase that asks for what comes next: the last one over elements. Long rows that are read again would be pushed out. */
 static const nki_phase *asking(const run *r) {
     const nki_ew *k = r->k;
-    if (r->outer < 1 || r->total > 16384 || r->total < 64) return NULL;
+    if (r->total < 64 || (r->total <= LONG_ROW && r->outer < 1) || (r->total > LONG_ROW && k->n_phases > 1)) return NULL;
     for (int i = k->n_phases - 1; i >= 0; i--)
         if (!k->phases[i].row) return &k->phases[i];
     return NULL;
@@ -299,7 +322,7 @@ void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, cons
     /* All storage in two pieces. Every operation makes a slot at most and has up to three immediate operands. */
     const size_t slots = 4 * (size_t)k->n_uops + 1, registers = (size_t)k->n_registers + 1;
     const size_t need = (size_t)k->n_uops * (sizeof(nki_lanes) + sizeof(op)) +
-                        slots * (sizeof(float *) + sizeof(float) + sizeof(*r.used) + sizeof(int32_t) + 1) +
+                        slots * (sizeof(float *) + sizeof(float) + sizeof(*r.used) + sizeof(int32_t) + 2) +
                         2 * (registers + slots) * sizeof(int32_t) + (size_t)k->n_kept * sizeof(int32_t) +
                         (size_t)k->n_tiles * sizeof(char *) + (size_t)(k->n_preds + k->n_indices) * sizeof(int64_t) + 256;
     char stack[ON_STACK] __attribute__((aligned(64)));
@@ -325,11 +348,13 @@ void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, cons
     TAKE(idle, 2 * slots);
     TAKE(row_kept, k->n_kept);
     TAKE(r.is_row, slots);
+    TAKE(r.is_narrow, slots);
 #undef TAKE
     for (int i = 0; i < k->n_tiles; i++) w.tile[i] = at[i];
     for (int i = 0; i < k->n_preds; i++) w.pred[i] = pred_base[i];
     for (int i = 0; i < k->n_indices; i++) w.index[i] = index_base[i];
     for (int i = 0; i < r.rank; i++) move(&r, &w, i, begin[i]);
+    memset(r.is_narrow, 0, slots);
     memset(buffer, 0xff, slots * sizeof *buffer);
     const int buffers = prepare(&r, w.tile, buffer, current, idle, row_kept);
     const size_t floats = (size_t)(buffers + 4) * NKI_CHUNK + (size_t)(k->n_kept * r.total);
@@ -349,6 +374,11 @@ void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, cons
         r.streams |= o->far_away && nki_stores(o);
     }
     r.ahead = asking(&r);
+    for (int i = 0, seen; r.ahead && i < k->n_uops && r.far < MOST_FAR; i++) {
+        if (!nki_loads(&r.ops[i]) || !r.ops[i].far_away || r.ops[i].uniform) continue;
+        for (seen = 0; seen < r.far && r.ops[r.next[seen]].tile != r.ops[i].tile;) seen++;
+        if (seen == r.far) r.next[r.far++] = i;
+    }
 
     int64_t count[NKI_RANK] = {0};
     for (int dim = 0; dim >= 0;) {

@@ -113,9 +113,33 @@ static void wide_exp(float *d, const float *x, int n) {
         _mm512_mask_storeu_ps(d + i, some, exp_of(_mm512_maskz_loadu_ps(some, x + i)));
     }
 }
+/* Division by one number without the divider, which takes 16 cycles: where y is the float32 nearest to 1 / b, and q within a
+ * place of a / b, q + (a - b q) y with FMAs is a / b rounded (Markstein). The first q may be two places off, the second is
+ * not. All steps stay among normal numbers for operands from 2^-60 to 2^60; vectors with others are divided. */
+static void wide_divide(float *d, const float *x, const float *y, int n) {
+    const float b = *y;
+    const __m512 vb = _mm512_set1_ps(b), r = _mm512_set1_ps(1.0f / b), low = _mm512_set1_ps(0x1p-60f), high = _mm512_set1_ps(0x1p60f);
+    const int plain = __builtin_fabsf(b) >= 0x1p-60f && __builtin_fabsf(b) <= 0x1p60f;
+    for (int i = 0; i < n; i += 16) {
+        const __mmask16 some = (__mmask16)(n - i >= 16 ? 0xffff : (1 << (n - i)) - 1);
+        const __m512 a = _mm512_maskz_loadu_ps(some, x + i), m = _mm512_abs_ps(a);
+        const __mmask16 good = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(m, low, _CMP_GE_OQ), m, high, _CMP_LE_OQ);
+        __m512 q;
+        if (plain && !(some & ~good)) {
+            q = _mm512_mul_ps(a, r);
+            q = _mm512_fmadd_ps(_mm512_fnmadd_ps(q, vb, a), r, q);
+            q = _mm512_fmadd_ps(_mm512_fnmadd_ps(q, vb, a), r, q);
+        } else {
+            q = _mm512_maskz_div_ps(some, a, vb);
+        }
+        _mm512_mask_storeu_ps(d + i, some, q);
+    }
+}
+#define NKI_WIDE_DIVIDE [NKI_FN_DIVIDE] = {vv_divide, wide_divide, sv_divide, s2_divide},
 #define NKI_WIDE_EXP [NKI_FN_EXP] = {wide_exp, s1_exp},
 #else
 #define NKI_WIDE_EXP
+#define NKI_WIDE_DIVIDE
 #endif
 
 #define ROW1(name, number) [number] = {v1_##name, s1_##name},
@@ -125,7 +149,7 @@ static void wide_exp(float *d, const float *x, int n) {
 const nki_one nki_functions1[NKI_FUNCTIONS] = {NKI_EACH_1(ROW1) NKI_WIDE_EXP[NKI_FN_SIN] = {c_sin, c1_sin},
                                                [NKI_FN_COS] = {c_cos, c1_cos},
                                                [NKI_FN_TAN] = {c_tan, c1_tan}};
-const nki_two nki_functions2[NKI_FUNCTIONS] = {NKI_EACH_2(ROW2)[NKI_FN_FMOD] = {cvv_fmod, cvs_fmod, csv_fmod, c1_fmod},
+const nki_two nki_functions2[NKI_FUNCTIONS] = {NKI_EACH_2(ROW2) NKI_WIDE_DIVIDE[NKI_FN_FMOD] = {cvv_fmod, cvs_fmod, csv_fmod, c1_fmod},
                                                [NKI_FN_MOD] = {cvv_mod, cvs_mod, csv_mod, c1_mod}};
 #pragma GCC diagnostic pop
 

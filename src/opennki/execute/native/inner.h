@@ -24,6 +24,13 @@ typedef struct {
 extern const nki_one nki_functions1[NKI_FUNCTIONS]; /* NULL: of another arity, or on bits */
 extern const nki_two nki_functions2[NKI_FUNCTIONS];
 
+/* Functions that take and give bfloat16 as well: d and a are float32 (0) or bfloat16 (1), b also one number (2). NULL: no such. */
+typedef void (*nki_narrow_fn)(void *d, const void *a, const void *b, int n);
+typedef struct {
+    nki_narrow_fn form[2][2][3];
+} nki_forms;
+extern const nki_forms nki_narrows[NKI_FUNCTIONS];
+
 int nki_on_bits(int fn);
 /* A function on bits; b is not read for invert. Lanes of `width` bits are extended with their sign, or with zeros. */
 void nki_bits_run(int fn, int width, int sign, int32_t *d, const int32_t *a, const int32_t *b, int n);

@@ -65,11 +65,15 @@ static void store_stream(const run *r, const op *o, const chunk *c) {
     const nki_type *type = &nki_types[r->k->tiles[o->tile].dtype];
     const int n = c->m * c->l;
     const float *a = lanes(r, o->a, n, 0);
-    if (o->code == NKI_STORE ? r->k->tiles[o->tile].dtype != NKI_F32 : type->size != 4) {
+    if (!r->is_narrow[o->a] && (o->code == NKI_STORE ? r->k->tiles[o->tile].dtype != NKI_F32 : type->size != 4)) {
         (o->code == NKI_STORE_RAW ? type->store_raw : type->store)((char *)(r->spare + NKI_CHUNK), type->size, a, n);
         a = r->spare + NKI_CHUNK;
     }
     nki_stream(c->tile[o->tile], (const char *)a, (int64_t)n * type->size);
+}
+
+static void store_as_it_is(const run *r, const op *o, const chunk *c) {
+    memcpy(c->tile[o->tile], r->slot[o->a], (size_t)(c->m * c->l) * sizeof(uint16_t));
 }
 
 static void store(const run *r, const op *o, const chunk *c) {
@@ -156,6 +160,10 @@ static void binary_vs(const run *r, const op *o, const chunk *c) {
 static void binary_sv(const run *r, const op *o, const chunk *c) {
     nki_functions2[o->fn].sv(r->slot[o->d], r->slot[o->a], r->slot[o->b], size(c));
 }
+static void binary_narrow(const run *r, const op *o, const chunk *c) {
+    const int b = r->is_row[o->b] ? 2 : r->is_narrow[o->b];
+    nki_narrows[o->fn].form[(int)r->is_narrow[o->d]][(int)r->is_narrow[o->a]][b](r->slot[o->d], r->slot[o->a], r->slot[o->b], size(c));
+}
 static void unary_row(const run *r, const op *o, const chunk *c) {
     (void)c;
     *r->slot[o->d] = nki_functions1[o->fn].one(*r->slot[o->a]);
@@ -184,6 +192,28 @@ static void choose(const run *r, const op *o, const chunk *c) {
     else if (d != r->slot[from])
         memcpy(d, r->slot[from], (size_t)n * sizeof *d);
 }
+/* A selection by a predicate that nothing else reads: a part of the row is that of the one, the rest of the other. */
+static void choose_parts(const run *r, const op *o, const chunk *c) {
+    int64_t yes, no;
+    holds(c->pred[o->tile], nki_along(r->k->preds[o->tile].stride, r->dim_l), c->l, &yes, &no);
+    const int64_t end[4] = {0, yes < no ? yes : no, no, c->l};
+    for (int part = 0; part < 3; part++) {
+        const int from = part == 1 ? o->a : o->b;
+        const nki_i32a *s = (const nki_i32a *)r->slot[from];
+        nki_i32a *d = (nki_i32a *)r->slot[o->d];
+        if (r->is_row[from])
+            for (int64_t i = end[part], x = *s; i < end[part + 1]; i++) d[i] = (int32_t)x;
+        else if (s != d && end[part] < end[part + 1])
+            memmove(d + end[part], s + end[part], (size_t)(end[part + 1] - end[part]) * 4);
+    }
+}
+static op *only_predicate(const run *r, const op *o) {
+    op *p = &r->ops[r->used[o->c][0]];
+    if (r->is_row[o->c] || p->code != NKI_PRED || r->m != 1) return NULL;
+    for (const op *q = p + 1; q < r->ops + r->k->n_uops; q++)
+        if (q != o && (q->a == o->c || q->b == o->c || q->c == o->c)) return NULL;
+    return p;
+}
 static void fold(const run *r, const op *o, const chunk *c) {
     const int n = size(c);
     if (o->uniform || (n == r->total && n <= NKI_LANES))
@@ -208,7 +238,12 @@ void nki_choose_step(const run *r, op *o) {
     case NKI_STORE:
     case NKI_STORE_RAW:
         if (o->in_place) break;
-        o->go = o->far_away && !o->uniform && o->c < 0 && nki_contiguous(r, &r->k->tiles[o->tile], r->m, r->l) ? store_stream : store;
+        o->go = store;
+        if (o->uniform || o->c >= 0 || !nki_contiguous(r, &r->k->tiles[o->tile], r->m, r->l)) break;
+        if (o->far_away)
+            o->go = store_stream;
+        else if (r->is_narrow[o->a])
+            o->go = store_as_it_is;
         break;
     case NKI_FUNC:
         if (o->width)
@@ -216,9 +251,14 @@ void nki_choose_step(const run *r, op *o) {
         else if (o->uniform)
             o->go = o->b < 0 ? unary_row : binary_row;
         else
-            o->go = o->b < 0 ? unary : r->is_row[o->b] ? binary_vs : r->is_row[o->a] ? binary_sv : binary_vv;
+            o->go = o->b < 0 ? unary : r->is_narrow[o->a] | r->is_narrow[o->b] | r->is_narrow[o->d] ? binary_narrow : r->is_row[o->b] ? binary_vs : r->is_row[o->a] ? binary_sv : binary_vv;
         break;
-    case NKI_SELECT: o->go = choose; break;
+    case NKI_SELECT: {
+        op *p = only_predicate(r, o);
+        o->go = p ? choose_parts : choose;
+        if (p) p->go = NULL, o->tile = p->tile;
+        break;
+    }
     case NKI_PRED: o->go = predicate; break;
     case NKI_INDEX: o->go = index_values; break;
     case NKI_FOLD: o->go = fold; break;

@@ -7,6 +7,7 @@ typedef struct op op;
 typedef struct run run;
 typedef struct chunk chunk;
 
+enum { MOST_FAR = 4 };
 enum nki_place { HERE, TILE, KEPT }; /* where a slot is: a place of its own, a tile in memory, a row that is kept */
 
 struct op {
@@ -26,13 +27,15 @@ struct run {
     op *ops;
     float **slot;       /* where the lanes of each slot are */
     int8_t *is_row;     /* the slot has one value per row */
+    int8_t *is_narrow;  /* its lanes are bfloat16 */
     int32_t (*used)[2]; /* of each slot: the operation that makes it, and the last one that reads it */
     float *single;      /* storage of row slots */
     float *buffers;     /* chunk buffers */
     float *spare;       /* four chunk buffers for operands and conversions */
     float *kept;        /* whole rows */
     nki_lanes *folds;
-    const nki_phase *ahead; /* which asks for the next row */
+    const nki_phase *ahead; /* which asks for the next row, of what these loads read */
+    int32_t next[MOST_FAR], far;
     int64_t shape[NKI_RANK], total; /* elements of a row */
     int rank, outer, inner, n_slots, streams;
     int m, l, dim_m, dim_l; /* chunk: m times l elements, along two dimensions; -1: none */
