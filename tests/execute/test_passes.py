@@ -89,8 +89,8 @@ def rest(x):
 MERGED = {
     "tiny": (tiny, (normal(128, 64),), "ew [8192] (multiply, add) t1*@0 [4]; x@0 [4]"),
     "nest": (nest, (normal(64, 64),), "ew [4096] (exp) t1*@0 [4]; x@0 [4]"),
-    "folded": (folded, (normal(32, 64),), "ew [8, 32, 8] (fold add) t1*@0 [4, 32, 0]; x@0 [32, 256, 4]"),
-    "transposed": (transposed, (normal(32, 64),), "ew [32, 16, 4] (convert) t1*@240 [256, -16, 4]; x@0 [256, 16, 4]"),
+    "folded": (folded, (normal(32, 64),), "ew [8, 32, 8] (fold add) x@0 [32, 256, 4]; t1*@0 [4, 32, 0]"),
+    "transposed": (transposed, (normal(32, 64),), "copy [32, 16, 4] t1*@240 [256, -16, 4]; x@0 [256, 16, 4]"),
     "positions": (
         positions,
         (normal(32, 64),),

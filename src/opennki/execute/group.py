@@ -11,8 +11,8 @@ import numpy as np
 from opennki.execute import abi
 from opennki.execute.calls import Call
 from opennki.execute.instruction import Instruction
-from opennki.execute.program import leaves
 from opennki.execute.record import Sym, Unsupported, strides_of
+from opennki.execute.values import leaves
 from opennki.ir.nodes import Access, Alloc, Instr
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ import numpy as np
 from opennki.execute import abi
 from opennki.execute.calls import Call
 from opennki.execute.forms import TRANSLATOR, select
-from opennki.execute.program import Program, compile_values, in_order, leaves
+from opennki.execute.program import Program, compile_values
 from opennki.execute.record import INT64, Sym, Unsupported, const, tile
 from opennki.execute.steps import Steps
+from opennki.execute.values import in_order, leaves
 from opennki.interpret.steps import Operand, Plan, turned
 from opennki.interpret.views import View
 from opennki.ir.affine import Affine, Range, Var

@@ -10,11 +10,12 @@ from typing import Any
 from opennki.execute import abi
 from opennki.execute.assemble import elementwise, uop
 from opennki.execute.record import Sym, Unsupported, strides_of
+from opennki.execute.values import converted, dtype_number, effort, folds_of, in_order, integer, leaves
 from opennki.isa.scalar import SCALAR
 
 MAX_REGISTERS = 64
 KEPT = 4096  # elements of a row up to which a later phase gets a value as it was kept
-EFFORT = 4  # and from which on that is worth it, see _effort
+EFFORT = 4  # and from which on that is worth it, see effort
 _WIDTH = {7: 32, 8: 32, 9: 16, 10: 16, 11: 8, 12: 8, 13: 8, 0: 32, 1: 16, 2: 16, 3: 8, 4: 8, 5: 8, 6: 32}  # bits, by dtype number
 _SIGNED = frozenset({7, 9, 11})
 
@@ -78,17 +79,6 @@ def compile_values(program: Program, pairs: list[tuple[Sym, Sym]], fused: bool =
     yield Elementwise(program, pairs).made()
 
 
-def in_order(out: Sym, leaf: Sym) -> bool:
-    """Whether an operand that has the place of a result is walked in the order of the result."""
-    if out.size != leaf.size:
-        return False
-    try:
-        walk = strides_of(out.shape, out.strides, leaf.shape)
-    except Unsupported:
-        return False
-    return all(n == 1 or a == b for n, a, b in zip(leaf.shape, leaf.strides, walk, strict=True))
-
-
 def _is_apart(program: Program, pair: tuple[Sym, Sym], pairs: list[tuple[Sym, Sym]]) -> bool:
     """Whether a pair is a copy that shares nothing with the others: it is better made by itself, and before them."""
     out, value = pair
@@ -96,17 +86,6 @@ def _is_apart(program: Program, pair: tuple[Sym, Sym], pairs: list[tuple[Sym, Sy
         return False
     others = [leaf for other in pairs if other is not pair for leaf in leaves(other[1]) if leaf.kind == "tile"]
     return not any(program.meets(source, leaf.source) for leaf in others for source in (out.source, value.source))
-
-
-def leaves(value: Sym) -> Iterator[Sym]:
-    """The symbols without parts inside a value."""
-    if not value.args:
-        yield value
-    for a in value.args:
-        yield from leaves(a)
-
-
-# ---- what has a kernel of its own -----------------------------------------------------------------------------------
 
 
 def _product(program: Program, out: Sym, value: Sym) -> Made | None:
@@ -224,7 +203,7 @@ class Elementwise:
         self.registers = 0
         self.depths: dict[int, int] = {}
         self.named: list[Sym] = []  # keeps alive what the tables above know by id()
-        folds = {id(f): f for _, v in pairs for f in _folds(v)}
+        folds = {id(f): f for _, v in pairs for f in folds_of(v)}
         if folds:
             first = next(iter(folds.values()))
             self.shape, self.axes = first.args[0].shape, first.more["axes"]
@@ -337,7 +316,7 @@ class Elementwise:
     def _from_before(self, sym: Sym, number: int, phase: tuple[int, int]) -> int | None:
         """A value that an earlier phase has computed for the whole row, if keeping it is less work than doing that again."""
         before = next((p for p in sorted(self.phases) if p[1] and p < phase and (number, p) in self.memo), None)
-        if before is None or sym.raw or prod(self.shape[i] for i in self.axes) > KEPT or _effort(sym) < EFFORT:
+        if before is None or sym.raw or prod(self.shape[i] for i in self.axes) > KEPT or effort(sym) < EFFORT:
             return None
         if number not in self.kept:
             self.kept[number] = len(self.kept)
@@ -406,14 +385,14 @@ class Elementwise:
             if a.kind == "const" and len(sym.args) == 2 and len(numbers) == 1:
                 regs.append(-1)
                 if bits:
-                    more["bits"] = _integer(a.value)
+                    more["bits"] = integer(a.value)
                 imm = a.value
             else:
                 regs.append(self.value(a, phase))
         made = self.register()
         width, signed = -1, 0
         if bits:
-            number = _dtype_number(sym)
+            number = dtype_number(sym)
             width, signed = _WIDTH[number], int(number in _SIGNED)
         self.emit(phase, abi.FUNC, made, regs[0], regs[1] if len(regs) > 1 else -1, width, fn=sym.name, imm=imm, pad=signed, **more)
         return made
@@ -449,12 +428,12 @@ class Elementwise:
         if value.kind == "exact":
             a, b = (self.value(x, phase) for x in value.args)
             made = self.register()
-            signs = sum(int(_dtype_number(x) in _SIGNED) << i for i, x in enumerate(value.args))
+            signs = sum(int(dtype_number(x) in _SIGNED) << i for i, x in enumerate(value.args))
             self.emit(phase, abi.EXACT, made, a, b, dtype, fn=value.name, pad=signs)
             self.emit(phase, abi.STORE_RAW if dtype > 6 else abi.STORE, number, made, -1, guard, pad=far)
         elif value.raw:
-            if _dtype_number(value) != dtype:
-                value = _converted(value, dtype)
+            if dtype_number(value) != dtype:
+                value = converted(value, dtype)
                 self.emit(phase, abi.STORE, number, self.value(value, phase), -1, guard, pad=far)
             else:
                 self.emit(phase, abi.STORE_RAW, number, self.value(value, phase), -1, guard, pad=far)
@@ -463,7 +442,7 @@ class Elementwise:
 
     def made(self) -> Made:
         """The program."""
-        folds = {self.number(f): f for _, v in self.pairs for f in _folds(v)}
+        folds = {self.number(f): f for _, v in self.pairs for f in folds_of(v)}
         for fold in sorted(folds.values(), key=self.depth):  # so that later phases find what they have computed
             self._fold(fold)
         for out, value in self.pairs:
@@ -515,48 +494,3 @@ class Elementwise:
                 early.add((later, tile))
         for phase, ops in self.phases.items():
             ops.sort(key=lambda op: not (op.code in (abi.LOAD, abi.LOAD_RAW) and (phase, op.a) in early))
-
-
-def _effort(sym: Sym) -> int:
-    """About how much work a value is: 1 for an operation of the CPU."""
-    if sym.kind == "fold" or not sym.args:
-        return 0
-    own = 1
-    if sym.kind == "call":
-        text = SCALAR[sym.name].c
-        own = 8 if "f(" in text or "exp(" in text or "nki_" in text else 4 if "/" in text or "sqrt" in text else 1
-    return own + sum(_effort(a) for a in sym.args)
-
-
-def _folds(sym: Sym) -> Iterator[Sym]:
-    if sym.kind == "fold":
-        yield sym
-    for a in sym.args:
-        yield from _folds(a)
-
-
-_NUMBERS = {"float32": 0, "bfloat16": 1, "float16": 2, "float8_e4m3": 3, "float8_e4m3fn": 4, "float8_e5m2": 5, "int32": 7, "uint32": 8,
-            "int16": 9, "uint16": 10, "int8": 11, "uint8": 12, "bool": 13}  # fmt: skip
-
-
-def _dtype_number(sym: Sym) -> int:
-    number = _NUMBERS.get(sym.dtype.name)
-    if number is None:
-        raise Unsupported(f"bits of {sym.dtype}")
-    return number
-
-
-def _converted(value: Sym, dtype: int) -> Sym:
-    """A raw tile as numbers, where its conversion to another dtype goes through float32 without loss that shows."""
-    if value.kind != "tile":
-        raise Unsupported("bits stored as another dtype")
-    if (_dtype_number(value), dtype) in ((7, 8), (8, 7)):
-        raise Unsupported("a conversion between 32-bit integers")
-    return Sym("tile", value.shape, value.dtype, strides=value.strides, source=value.source)
-
-
-def _integer(value: float) -> int:
-    """A constant operand of a function on bits."""
-    if value != int(value) or abs(value) >= 1 << 24:
-        raise Unsupported("an integer constant")
-    return int(value)

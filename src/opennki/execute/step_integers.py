@@ -6,10 +6,10 @@ from typing import Any
 
 from opennki.execute import abi
 from opennki.execute import abi_steps as S
-from opennki.execute.program import leaves
 from opennki.execute.record import Sym, storage_name, widened
 from opennki.execute.shapes import Axes, Unsupported, aligned
 from opennki.execute.steps import Steps
+from opennki.execute.values import leaves
 from opennki.ir.affine import Affine
 
 

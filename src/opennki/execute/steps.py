@@ -15,10 +15,11 @@ import numpy as np
 from opennki.execute import abi
 from opennki.execute import abi_steps as S
 from opennki.execute.calls import Call
-from opennki.execute.program import Elementwise, Program, in_order, leaves
+from opennki.execute.program import Elementwise, Program
 from opennki.execute.record import BOOL, FLOAT, INT64, Constant, Part, Sym, number, storage_name, tile, widened
 from opennki.execute.shapes import JOINED, WHOLE, Axes, Unsupported, aligned, broadcast, carried, joined_shape
 from opennki.execute.step_layout import ALIGN, Made, What
+from opennki.execute.values import in_order, leaves
 from opennki.ir.affine import Affine
 
 if TYPE_CHECKING:

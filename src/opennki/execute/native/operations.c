@@ -14,6 +14,23 @@ static const float *lanes(const run *r, int slot, int n, int spare) {
     return d;
 }
 
+/* Short runs of bytes from rows to rows. */
+static void rows_of_bytes(char *d, int64_t dm, const char *s, int64_t sm, int m, size_t bytes) {
+#define ROWS(n)                                                    \
+    case n:                                                        \
+        for (int i = 0; i < m; i++) memcpy(d + i * dm, s + i * sm, n); \
+        return
+    switch (bytes) {
+        ROWS(4);
+        ROWS(8);
+        ROWS(16);
+        ROWS(32);
+        ROWS(64);
+    }
+#undef ROWS
+    for (int i = 0; i < m; i++) memcpy(d + i * dm, s + i * sm, bytes);
+}
+
 /* ---- memory ------------------------------------------------------------------------------------------------------- */
 static void load(const run *r, const op *o, const chunk *c) {
     const nki_tile *t = &r->k->tiles[o->tile];
@@ -32,6 +49,8 @@ static void load(const run *r, const op *o, const chunk *c) {
     const int64_t sm = nki_along(t->stride, r->dim_m), sl = nki_along(t->stride, r->dim_l);
     if (c->l == 1)
         f(d, s, sm, c->m);
+    else if (sl == 4 && (t->dtype == NKI_F32 || (type->size == 4 && o->code == NKI_LOAD_RAW)))
+        rows_of_bytes((char *)d, c->l * 4, s, sm, c->m, (size_t)c->l * 4);
     else
         for (int i = 0; i < c->m; i++) f(d + i * c->l, s + i * sm, sl, c->l);
 }
@@ -95,6 +114,10 @@ static void store(const run *r, const op *o, const chunk *c) {
         m = 1, l = n, sl = type->size;
     else if (l == 1)
         m = 1, l = n, sl = sm;
+    if (!masked && m > 1 && sl == 4 && (t->dtype == NKI_F32 || (type->size == 4 && o->code == NKI_STORE_RAW))) {
+        rows_of_bytes(d, sm, (const char *)a, l * 4, m, (size_t)l * 4);
+        return;
+    }
     if (!masked) {
         for (int i = 0; i < m; i++) f(d + i * sm, sl, a + i * l, l);
         return;
