@@ -345,4 +345,5 @@ def test_every_instruction_has_a_sample():
         kernel = kernel_of(fn).trace(*arrays)
         assert first_unsupported(kernel) is None
         seen |= {s.op for s in statements(kernel.body) if isinstance(s, Instr)}
-    assert seen | set(UNSUPPORTED) | NO_SAMPLE == set(ISA)
+    meetings = {name for name, decl in ISA.items() if decl.suspends}  # of programs and ranks: there are none in a program of XLA
+    assert seen | set(UNSUPPORTED) | NO_SAMPLE | meetings == set(ISA)

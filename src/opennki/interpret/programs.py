@@ -272,7 +272,7 @@ def stuck(waiting: Sequence[Waiting], ended: Sequence[str], loc: Loc | None) -> 
         missing = f" for {', '.join(one.missing)}" if one.missing and what == "ranks" else ""
         lines.append(f"{one.who} waits in {one.op} at {one.where}{missing}")
     more = f"; and {len(waiting) - SHOWN} more" if len(waiting) > SHOWN else ""
-    over = f"; ended: {', '.join(ended[:SHOWN])}" + (", ..." if len(ended) > SHOWN else "") if ended else ""
+    over = f"; {what} that have ended: {', '.join(ended[:SHOWN])}" + (", ..." if len(ended) > SHOWN else "") if ended else ""
     return NkiError(
         f"{len(waiting)} {what} wait for ever: {'; '.join(lines)}{more}{over}",
         rule=f"every one of a group of {what} reaches the same barrier, reduction or collective",

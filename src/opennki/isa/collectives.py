@@ -43,7 +43,8 @@ def check_groups(groups: Any) -> None:
             )
         for rank in group:
             if rank in seen:
-                raise NkiValueError(f"rank {rank} is in replica_groups twice", operand="replica_groups", rule="a rank is in one group")
+                rule = "a rank is in one group"
+                raise NkiValueError(f"rank {rank} is in replica_groups twice", operand="replica_groups", rule=rule)
             seen.add(rank)
 
 

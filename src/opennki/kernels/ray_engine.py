@@ -24,7 +24,7 @@ def on_ray(task: Task, processes: int | None) -> list[Any]:
     try:
         import ray
     except ImportError:
-        raise NkiValueError("engine='ray' and Ray is not installed", fix="pip install 'opennki[ray]'") from None
+        raise NkiValueError("engine='ray' and Ray is not installed", rule="it needs Ray", fix="pip install 'opennki[ray]'") from None
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
     cpus = int(ray.cluster_resources().get("CPU", 1))

@@ -44,7 +44,7 @@ def keywords(name: str, extra: dict[str, Any]) -> dict[str, Any]:
     """The further keywords that count. Raises NkiTypeError for an unknown one."""
     unknown = next((k for k in extra if k != "mask" and k not in _IGNORED), None)
     if unknown is not None:
-        raise NkiTypeError(f"{name} has no argument {unknown!r}")
+        raise NkiTypeError(f"{name} has no argument {unknown!r}", rule="it takes the documented arguments")
     return {"mask": extra["mask"]} if extra.get("mask") is not None else {}
 
 
