@@ -1,7 +1,7 @@
 """Published latencies and the kernels they belong to: what `benchmarks/timing.py` compares the timing model with.
 
-The numbers are facts from public documents and logs; the kernels stay in their own repositories, of which local clones are read. `fit`
-marks the rows that a constant of the model was fitted on; the others are held out.
+The numbers are facts from public documents and logs; the kernels stay in their own repositories, of which local clones are read. FITTED
+are the rows that a constant or a rule of the model was taken from; the others are held out.
 """
 from __future__ import annotations
 
@@ -71,11 +71,15 @@ class Published:
     kind: str
     trace: Callable[[Checkouts], Any]
     group: str = ""
-    fit: bool = False
     note: str = ""
     profile: dict[str, float] = field(default_factory=dict)
     probe: Callable[[Any], float] | None = None
     pe_bound: bool = False
+
+    @property
+    def fit(self) -> bool:
+        """Whether a constant or a rule of the model was taken from the row."""
+        return self.id in FITTED
 
 
 def empty(*shapes: Any, dtype: Any = F32) -> list[Any]:
@@ -129,35 +133,37 @@ def own(name: str) -> Callable[[Checkouts], Any]:
     return trace
 
 
+# Constants (opennki.timing.constants, Target.pe_load_passes_fp32), the choice of engines (4, 6, 8, 12), what a broadcast costs (30)
+FITTED = frozenset((1, 2, 4, 6, 8, 12, 24, 26, 30, 61, 74, 75, 88, 93))
 MATMUL = [np.zeros(s, BF16) for s in ((8192, 4096), (8192, 8192))]
 BENCH = "NKIBench: neuron-profile total_time, mean of 10"
 ROWS = [
     Published(1, "swiglu K1024 M4096 N3072", "trn1", 4221.78, "spills", nkibench(
-        "swiglu_M4096_N3072_K1024_0", (8, 4, 128, 8, 128), (8, 128, 3072), (24, 128, 1024), (8, 128, 3072)), "nkibench", True, BENCH,
+        "swiglu_M4096_N3072_K1024_0", (8, 4, 128, 8, 128), (8, 128, 3072), (24, 128, 1024), (8, 128, 3072)), "", BENCH,
         {"hbm_read": 141623296, "hbm_write": 83886080, "scalar": .0933, "vector": .1347, "gpsimd": .0007}, pe_bound=True),
     Published(2, "matmul_add_rmsnorm K2048 M4096 N2048", "trn1", 2666.58, "measured", nkibench(
-        "matmul_add_rmsnorm_M4096_N2048_K2048_0", (4096, 2048), (2048, 2048), 1e-5, (4096, 2048), (2048,)), "nkibench", True, BENCH,
+        "matmul_add_rmsnorm_M4096_N2048_K2048_0", (4096, 2048), (2048, 2048), 1e-5, (4096, 2048), (2048,)), "", BENCH,
         {"hbm_read": 98115584, "hbm_write": 33554432, "scalar": .1679, "vector": .1242, "gpsimd": .0011}, pe_bound=True),
     Published(4, "matmul K5120 M4096 N12288", "trn1", 35199.74, "measured", nkibench(
-        "matmul_M4096_N12288_K5120_0", (32, 128, 40, 128), (40, 128, 12288)), "nkibench", True, BENCH,
+        "matmul_M4096_N12288_K5120_0", (32, 128, 40, 128), (40, 128, 12288)), "", BENCH,
         {"hbm_read": 9059762176, "hbm_write": 201326592, "scalar": .068, "vector": .0, "gpsimd": .0007}, pe_bound=True),
     Published(6, "rmsnorm_matmul K1024 M4096 N2048", "trn1", 1055.76, "measured", nkibench(
-        "rmsnorm_matmul_M4096_N2048_K1024_0", (32, 128, 1024), (8, 128, 2048)), "nkibench", True, BENCH,
+        "rmsnorm_matmul_M4096_N2048_K1024_0", (32, 128, 1024), (8, 128, 2048)), "", BENCH,
         {"hbm_read": 39387136, "hbm_write": 33554432, "scalar": .1775, "vector": .0388, "gpsimd": .0051}, pe_bound=True),
     Published(7, "rope H64 N4096 D128", "trn1", 4333.01, "measured", nkibench(
-        "rope_single_freq_apply_B1_H64_N4096_D128_0", (128, 64 * 4096), (64, 64 * 4096), (64, 64 * 4096)), "nkibench", False, BENCH,
+        "rope_single_freq_apply_B1_H64_N4096_D128_0", (128, 64 * 4096), (64, 64 * 4096), (64, 64 * 4096)), "", BENCH,
         {"hbm_read": 268435456, "hbm_write": 134217728, "scalar": .1411, "vector": .7164, "gpsimd": .0074}),
     Published(8, "bmm B16 K64 M4096 N4096", "trn1", 4610.89, "spills", nkibench(
-        "bmm_B16_M4096_K64_N4096_0", (16, 4096, 64), (16, 64, 4096)), "nkibench", False, BENCH,
+        "bmm_B16_M4096_K64_N4096_0", (16, 4096, 64), (16, 64, 4096)), "", BENCH,
         {"hbm_read": 67436544, "hbm_write": 1086324736, "scalar": .3726, "vector": .0, "gpsimd": .0261}),
     Published(12, "adamw M10944 N2048", "trn1", 1999.83, "measured", nkibench(
-        "adamw_M10944_N2048_0", *[(10944, 2048)] * 4), "nkibench", False, BENCH,
+        "adamw_M10944_N2048_0", *[(10944, 2048)] * 4), "", BENCH,
         {"hbm_read": 358612992, "hbm_write": 89653248, "scalar": .6162, "vector": .9002, "gpsimd": .0059}),
     Published(24, "matmul tutorial, tiled", "trn1", 51800.0, "measured",
-              tutorial("matrix_multiplication/matrix_multiplication_nki_kernels.py", "nki_matmul_tiled_", *MATMUL), "matmul", True),
+              tutorial("matrix_multiplication/matrix_multiplication_nki_kernels.py", "nki_matmul_tiled_", *MATMUL), "matmul"),
     Published(26, "matmul tutorial, blocked free dimension", "trn1", 22070.0, "measured",
               tutorial("matrix_multiplication/matrix_multiplication_nki_kernels.py", "nki_matmul_block_free_dimension_", *MATMUL),
-              "matmul", True),
+              "matmul"),
     Published(28, "mamba v1 seq 512 channels 256", "trn1", 172.93, "measured", mamba(1, 512, 256), "mamba 256"),
     Published(30, "mamba v2 seq 512 channels 4096", "trn1", 1610.0, "measured", mamba(2, 512, 4096), "mamba 512"),
     Published(31, "mamba v3 seq 1024 channels 4096", "trn1", 3300.0, "measured", mamba(3, 1024, 4096), "mamba 1024"),
@@ -176,7 +182,7 @@ ROWS = [
     Published(59, "CS149 vector_add_tiled ROW_CHUNK=128", "trn2", 378.0, "measured", vector_add(
         "vector_add_tiled", {r"^    ROW_CHUNK = 1$": "    ROW_CHUNK = 128"}, 25600), "cs149"),
     Published(61, "CS149 vector_add_stream FREE_DIM=200", "trn2", 15.0, "measured", vector_add(
-        "vector_add_stream", {r"^    FREE_DIM = 2$": "    FREE_DIM = 200"}, 25600), "cs149", True),
+        "vector_add_stream", {r"^    FREE_DIM = 2$": "    FREE_DIM = 200"}, 25600), "cs149"),
     Published(62, "CS149 vector_add_stream FREE_DIM=2000", "trn2", 28.0, "measured", vector_add(
         "vector_add_stream", {r"^    FREE_DIM = 2$": "    FREE_DIM = 2000"}, 256000)),
     Published(74, "allocated SD attention 4096, float32", "trn1", 430.5, "upper bound", sample(
@@ -195,7 +201,7 @@ ROWS = [
         "vision.py", "adaptive_avg_pool2d_kernel", None, *empty((1, 512, 7, 7)), 1)),
     Published(95, "adaptive_avg_pool2d 2x2048x32x32 to 3", "trn1", 592.2, "upper bound", sample(
         "vision.py", "adaptive_avg_pool2d_kernel", None, *empty((2, 2048, 32, 32)), (3, 3))),
-    Published(102, "matmul 2048, single PSUM accumulator", "trn2", 366.0, "measured", own("single PSUM tile"), "autotune", pe_bound=True),
+    Published(102, "matmul 2048, single PSUM accumulator", "trn2", 366.0, "measured", own("single PSUM tile"), "autotune"),
     Published(105, "matmul 2048, by hand (90.92 % MFU)", "trn2", 240.3, "measured", own("blocked"), "autotune", pe_bound=True),
     Published(49, "DMA [4, 4096] bfloat16, one engine, ns", "trn2", 1416.0, "trace", own("load 4 x 4096"),
               probe=lambda t: t.rows[0].duration_ns),

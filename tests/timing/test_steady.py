@@ -30,7 +30,7 @@ def agree(kernel, share=1.0, tolerance=0.0):
     assert fast.traffic == full.traffic and fast.work == full.work and fast.bounds == pytest.approx(full.bounds)
     for name, use in full.engines.items():
         assert fast.engines[name].instructions == use.instructions
-        assert fast.engines[name].busy_ns == pytest.approx(use.busy_ns, rel=0.02 if name == "dma" else 1e-9, abs=1e-6)
+        assert fast.engines[name].busy_ns == pytest.approx(use.busy_ns, rel=1e-9, abs=1e-6)
     assert sum(c.critical_ns for c in fast.lines) == pytest.approx(fast.latency_ns - fast.launch_us * 1e3, abs=1e-3)
     assert fast.simulated <= share * full.simulated
     return fast

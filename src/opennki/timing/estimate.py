@@ -138,12 +138,14 @@ def _timeline(kernel: Kernel, target: Target, lowered: Program, machine: Machine
     launch = constants.launch_us(target)
     total = launch * 1e3 + machine.front / PS
     engines = {name: EngineUse(busy[i] / PS, counts[i], busy[i] / PS / total, waited[i] / PS)
-               for i, name in enumerate(ENGINE_NAMES) if name in COMPUTE or i == DMA}
+               for i, name in enumerate(ENGINE_NAMES) if name in COMPUTE}
     sync = machine.lines[SYNC].busy / PS
     engines["sync"] = EngineUse(sync + busy[SYNC] / PS, counts[DMA] + counts[SYNC], (sync + busy[SYNC] / PS) / total)
     lanes = tuple(EngineUse(g.busy / PS, counts[DMA] if g.busy else 0, g.busy / PS / total) for g in machine.group)
+    most = max((u.busy_ns for u in lanes), default=0.0)
+    engines["dma"] = EngineUse(most, counts[DMA], most / total, waited[DMA] / PS)
     bounds = {name: issued[ENGINE_NAMES.index(name)] / PS for name in COMPUTE}
-    bounds["dma"] = max((u.busy_ns for u in lanes), default=0.0)
+    bounds["dma"] = most
     bounds["dma queues"] = sync
     bounds["hbm"] = (traffic["hbm_read"] + traffic["hbm_write"]) / target.hbm_core_gbps
     total_instructions = sum(counts)

@@ -2,12 +2,59 @@
 kernel itself stays as it is."""
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from opennki.ir.affine import Affine, Var
 from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, IndexTile, Instr, PredTile, Stmt, statements
 from opennki.ir.verify import accesses
 from opennki.isa.declare import ISA
+
+
+def folded(stmts: list[Stmt]) -> list[Stmt]:
+    """A body in which an instruction whose result is only copied writes the copy itself, as engines convert on the way out."""
+    uses: dict[Alloc, int] = {}
+    for stmt in statements(stmts):
+        if isinstance(stmt, Instr):
+            for access, _, _ in accesses(stmt):
+                uses[access.alloc] = uses.get(access.alloc, 0) + 1
+    return _fold(stmts, uses)
+
+
+def _fold(stmts: list[Stmt], uses: dict[Alloc, int]) -> list[Stmt]:
+    out: list[Stmt] = []
+    last = -1  # where the last instruction of this body stands, if nothing but tensors followed it
+    for stmt in stmts:
+        if isinstance(stmt, Instr):
+            made = out[last] if last >= 0 else None
+            if isinstance(made, Instr) and _only_copied(made, stmt, uses):
+                out[last] = replace(made, results=stmt.results or tuple(a for a, _, written in accesses(stmt) if written))
+                out.append(out.pop(last))
+                last = len(out) - 1
+                continue
+            out.append(stmt)
+            last = len(out) - 1
+        elif isinstance(stmt, Alloc):
+            out.append(stmt)
+        else:
+            last = -1
+            if isinstance(stmt, For):
+                out.append(For(stmt.var, stmt.trips, stmt.kind, _fold(stmt.body, uses), stmt.directives, stmt.loc))
+            elif isinstance(stmt, If):
+                out.append(If(stmt.pred, _fold(stmt.then, uses), _fold(stmt.orelse, uses), stmt.loc))
+            else:
+                out.append(DoWhile(_fold(stmt.body, uses), stmt.cond, stmt.loc))
+    return out
+
+
+def _only_copied(made: Instr, copy: Instr, uses: dict[Alloc, int]) -> bool:
+    if ISA[copy.op].family != "copy" or ISA[made.op].pe is not None or made.mask or copy.mask or len(made.results) != 1:
+        return False
+    read = [a for a, reads, _ in accesses(copy) if reads]
+    written = [a for a, _, writes in accesses(copy) if writes]
+    result = made.results[0]
+    return (len(read) == 1 and len(written) == 1 and read[0].alloc is result.alloc and uses[result.alloc] == 2 and result.is_whole
+            and read[0].is_whole and result.space == "sbuf" and written[0].shape == result.shape and written[0].space == "sbuf")
 
 
 def hoisted(stmts: list[Stmt]) -> list[Stmt]:
@@ -84,6 +131,7 @@ def in_order_of_need(stmts: list[Stmt]) -> list[Stmt]:
     out: list[Stmt] = []
     run: list[tuple[Stmt, set[Alloc]]] = []
     touched: set[Alloc] = set()
+    uses: dict[Alloc, list[tuple[int, int]]] | None = None
     for stmt in [*stmts, None]:
         loaded = None if stmt is None or isinstance(stmt, Alloc) else _loads(stmt)
         if isinstance(stmt, Alloc):
@@ -95,8 +143,8 @@ def in_order_of_need(stmts: list[Stmt]) -> list[Stmt]:
             touched |= loaded
             continue
         if len(run) > 1:
-            first = _first_uses(stmts, {id(s) for s, _ in run})
-            run.sort(key=lambda entry: min((first.get(a, 1 << 60) for a in entry[1]), default=0))
+            uses = _uses_in_order(stmts) if uses is None else uses
+            run = _sorted(run, uses)
         out += [s for s, _ in run]
         run, touched = [], set()
         if loaded is not None:
@@ -126,16 +174,22 @@ def _loads(stmt: Stmt) -> set[Alloc] | None:
     return touched if touched and touched == loaded else None
 
 
-def _first_uses(stmts: list[Stmt], loading: set[int]) -> dict[Alloc, int]:
-    """Position of the first use of each tensor, besides its load."""
-    first: dict[Alloc, int] = {}
+def _sorted(run: list[tuple[Stmt, set[Alloc]]], uses: dict[Alloc, list[tuple[int, int]]]) -> list[tuple[Stmt, set[Alloc]]]:
+    loading = {id(s) for s, _ in run}
+
+    def first(entry: tuple[Stmt, set[Alloc]]) -> int:
+        return min((next((at for at, stmt in uses[a] if stmt not in loading), 1 << 60) for a in entry[1]), default=0)
+    return sorted(run, key=first)
+
+
+def _uses_in_order(stmts: list[Stmt]) -> dict[Alloc, list[tuple[int, int]]]:
+    """(position, id of the statement of the body) of the uses of each tensor."""
+    uses: dict[Alloc, list[tuple[int, int]]] = {}
     position = 0
     for stmt in stmts:
-        if id(stmt) in loading:
-            continue
         for inner in statements([stmt]):
             position += 1
             if isinstance(inner, Instr):
                 for access, _, _ in accesses(inner):
-                    first.setdefault(access.alloc, position)
-    return first
+                    uses.setdefault(access.alloc, []).append((position, id(stmt)))
+    return uses

@@ -9,7 +9,7 @@ from opennki.ir.verify import accesses, iteration_shape
 from opennki.isa.declare import ISA
 from opennki.isa.target import Target
 from opennki.timing import costs
-from opennki.timing.hoist import hoisted, in_order_of_need
+from opennki.timing.hoist import folded, hoisted, in_order_of_need
 from opennki.timing.resident import with_resident_loads
 from opennki.timing.tensors import Body, Family, Ref, Ring, assign_buffers, reference, renames, settle, walk
 from opennki.timing.terms import Clip, Slots, Terms, slots_of
@@ -84,7 +84,7 @@ class Program:
         self.grid = [self.slots.slot(v) for v in kernel.grid]
         self.ops: list[Op] = []
         self.warnings: list[str] = []
-        stmts = in_order_of_need(hoisted(kernel.body))
+        stmts = in_order_of_need(hoisted(folded(kernel.body)))
         self._analyse(stmts)
         resident = with_resident_loads(stmts, target.sbuf_usable_bytes - self.least["sbuf"])
         if resident is not stmts:

@@ -20,11 +20,11 @@ Gap = list[int]  # start, end, number of the instruction that left it
 class Line:
     """A resource that does one thing at a time. `gaps` are unused spans, oldest first; `count` counts what it did."""
 
-    __slots__ = ("busy", "count", "free", "gaps", "until", "window")
+    __slots__ = ("busy", "count", "free", "gaps", "window")
 
     def __init__(self, window: int) -> None:
         self.window = window
-        self.free = self.count = self.busy = self.until = 0
+        self.free = self.count = self.busy = 0
         self.gaps: list[Gap] = []
 
     def put(self, ready: int, length: int) -> int:
@@ -322,13 +322,7 @@ class Machine:
             same[c] = visible
             writer[c] = engine
         self.count[index] += 1
-        if engine != DMA:
-            self.busy[index] += length
-        else:  # some transfer is under way
-            until = line.until
-            if finish > until:
-                self.busy[index] += finish - (start if start > until else until)
-                line.until = finish
+        self.busy[index] += length
         if start > before and engine != DMA:
             self.waited[index] += start - before
         if end > self.front:

@@ -154,7 +154,7 @@ def _counters(machine: Machine, node: Loop) -> tuple[Any, ...]:
     lo, hi = node.lo, node.hi
     masked = [dict(h) if h is not None else None for h in machine.masked[lo:hi]]
     return (machine.front, machine.count[lo:hi], machine.busy[lo:hi], machine.critical[lo:hi], machine.waited[lo:hi], masked,
-            {id(line): (line.busy, line.count, line.free, line.until) for line in (*machine.lines, *machine.lanes)})
+            {id(line): (line.busy, line.count, line.free) for line in (*machine.lines, *machine.lanes)})
 
 
 def _moving(machine: Machine, node: Loop, events: list[Any], p: int) -> list[Any]:
@@ -266,9 +266,8 @@ def _apply(machine: Machine, node: Loop, before: Any, events: list[Any], moving:
     if DMA in engines:
         used += [machine.lines[SYNC], *dict.fromkeys(machine.group)]
     for line in used:
-        then_busy, then_count, then_free, then_until = lines[id(line)]
+        then_busy, then_count, then_free = lines[id(line)]
         line.busy += (line.busy - then_busy) * periods
-        line.until += (line.until - then_until) * periods
         line.repeat(delta, periods, begin[id(line)][0], line.count - then_count, line.free - then_free)
     for bit in machine.last_use:
         for engine in engines:

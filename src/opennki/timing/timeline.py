@@ -21,7 +21,7 @@ DERIVED = "; constants of this target come from documentation only, no measureme
 @dataclass(frozen=True, slots=True)
 class EngineUse:
     """How an engine was used. `busy_ns`: time in which it worked, without waiting for semaphores; `active`: busy_ns / total time;
-    `wait_ns`: time in which its next instruction waited for data or a buffer."""
+    `wait_ns`: time in which its next instruction waited for data or a buffer. Of `dma` the busiest DMA engine counts."""
 
     busy_ns: float = 0.0
     instructions: int = 0
