@@ -10,6 +10,7 @@ import neuronxcc.nki as nki
 import neuronxcc.nki.compiler as ncc
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
+import neuronxcc.nki.typing as nt
 from opennki.errors import NkiError, NkiParseError, NkiValueError
 from opennki.interpret.queues import run_streams
 from opennki.ir.print import to_text
@@ -21,6 +22,7 @@ R = np.random.default_rng(0)
 X = R.normal(size=(512, 64)).astype(np.float32)
 A = R.normal(size=(512, 256)).astype(np.float32)
 B = R.normal(size=(512, 512)).astype(np.float32)
+ROWS = R.permutation(512)[:128].astype(np.int32).reshape(128, 1)
 
 
 def scale(x):
@@ -136,9 +138,36 @@ def accumulated(x):
     return out
 
 
+def gathered(x, rows):
+    """Indices that are read at run time, on chip and in HBM."""
+    out = nl.ndarray((128, 64), dtype=x.dtype, buffer=nl.shared_hbm)
+    first = nl.load(x[0:128, :])
+    index = nl.load(rows)
+    picked = nl.load(x[index, nl.arange(64)[None, :]])
+    nl.store(out, nl.add(first, nl.exp(picked)))
+    return out
+
+
+def counted(x):
+    """A loop that ends when a value read at run time is zero; the value is computed by another engine."""
+    out = nl.ndarray((128, 64), dtype=x.dtype, buffer=nl.shared_hbm)
+    left = nl.full((1, 1), 3, dtype=nl.int32)
+    total = nl.load(x[0:128, :])
+    going = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    going[...] = nl.copy(left)
+    cond = nt.scalar(True)
+    while cond:
+        total[...] = nl.exp(nl.multiply(total, 0.1))
+        going[...] = nl.subtract(going, 1)
+        cond = nt.scalar(going)
+    nl.store(out, total)
+    return out
+
+
 CASES = {f.__name__: (f, args) for f, args in [
     (scale, (X,)), (product, (A, B[:, :256])), (running, (X,)), (guarded, (X,)), (unrolled, (X,)), (direct, (X,)), (two_passes, (X,)),
-    (nested, (X,)), (accumulated, (X,))]}
+    (nested, (X,)), (accumulated, (X,)),
+    (gathered, (X, ROWS)), (counted, (X,))]}
 
 
 def compiled(name):

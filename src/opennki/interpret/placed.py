@@ -45,6 +45,14 @@ class PlacedLayout(Layout):
             return super().elements(access)
         return self.memory.target.partitions * self.rows[access.alloc.space] // dtypes.itemsize(access.dtype)
 
+    def origin(self, access: Access) -> int | Callable[[Env], int]:
+        """Byte offset of the first block of a tensor in its memory."""
+        alloc = access.alloc
+        if not alloc.on_chip:
+            return 0
+        place, row = self.memory.placements[alloc], self.rows[alloc.space]
+        return self._base(Affine(), Affine(), place, alloc, row, _block_step(place))
+
     def address(self, access: Access) -> tuple[tuple[int, ...], int | Callable[[Env], int], tuple[int, ...]]:
         """As for any layout, in bytes of placed memory."""
         alloc = access.alloc
@@ -61,9 +69,9 @@ class PlacedLayout(Layout):
         strides = tuple(at.block.strides[j] * (step or 0) + at.partition.strides[j] * row + at.byte.strides[j] for j in rank)
         base = at.partition.base.scale(row).add(at.byte.base)
         if any(d.dyn is not None for d in access.dims):
-            steps, base = self._steps(access, place, row, step or 0, item), Affine()
-        else:
-            steps = (0,) * len(access.dims)
+            # where it is follows from the indices and the origin
+            return self._steps(access, place, row, step or 0, item), 0, strides
+        steps = (0,) * len(access.dims)
         return steps, self._base(base, at.block.base, place, alloc, row, step), strides
 
     def _steps(self, access: Access, place: Placement, row: int, step: int, item: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from opennki.errors import Loc, NkiError, NkiValueError
+from opennki.interpret.machine import fresh
 from opennki.interpret.placed import PlacedLayout
 from opennki.interpret.simulate import dtypes_public, to_memory
 from opennki.interpret.steps import Plan, compile_step
@@ -23,10 +24,9 @@ from opennki.interpret.touching import Memory, Touch, touches_of
 from opennki.interpret.views import View, compile_affine, value_of
 from opennki.ir.affine import Affine, Range, Var, narrowed
 from opennki.ir.nodes import Access, Alloc, Dim, DoWhile, For, If, Instr, Kernel, Stmt
-from opennki.isa import dtypes
 from opennki.isa.declare import ISA
 from opennki.passes.memory_map import MemoryMap
-from opennki.passes.program import Branch, Clear, Issue, Loop, Node, Repeat, Signal, Stream, Streams, Test, Wait
+from opennki.passes.program import Branch, Clear, Issue, Loop, Node, Repeat, Signal, Stream, Streams, Test, Wait, numbered
 
 Array = np.ndarray
 
@@ -48,6 +48,7 @@ class Lane:
         self.stream, self.number, self.buffers = stream, number, buffers
         self.env = [0] * size
         self.names: dict[str, int] = {}
+        self.again: dict[int, bool] = {}  # what the test of each do-while loop has found last
         self.shadows: list[Any] = [None] * len(buffers)
         self.views: list[Any] = []
         self.inside: Any = None
@@ -74,6 +75,7 @@ class _Queues:
         self.memory, self.streams, self.seed = memory, streams, seed
         self.kernel = memory.kernel
         self.random = random.Random(order)
+        self.failed: Exception | None = None
         self.layout = PlacedLayout(memory)
         self.steps: dict[int, tuple[Any, list[Touch], Loc | None]] = {}
         self.tests: dict[int, tuple[View, Touch, Loc | None]] = {}
@@ -81,6 +83,7 @@ class _Queues:
         self.clears: dict[int, list[tuple[View, Touch]]] = {}
         self.vars: dict[int, Var] = {}
         self.counters: dict[int, int] = {}
+        self.numbers = {id(s): n for n, s in numbered(self.kernel).items()}
         for v in self.kernel.grid:
             self.layout.var(v)
         for a in (*self.kernel.params, *self.kernel.constant_allocs):
@@ -98,7 +101,7 @@ class _Queues:
                 elif not stmt.on_chip:
                     self.layout.alloc(stmt)
                 continue
-            number = len(self.steps) + len(self.vars) + len(self.preds) + len(self.counters)
+            number = self.numbers[id(stmt)]
             if isinstance(stmt, Instr):
                 if ISA[stmt.op].suspends:
                     raise NkiValueError(f"{stmt.op} waits for other programs", loc=self.kernel.loc(stmt.loc),
@@ -108,6 +111,8 @@ class _Queues:
                 plan = Plan(stmt, self.layout, ranges, loc, set(), loops, self.seed)
                 self.steps[number] = compile_step(plan), touches_of(plan), loc
             elif isinstance(stmt, For):
+                if not stmt.trips:
+                    continue  # streams leave it out
                 self.vars[number] = stmt.var
                 self._plan(stmt.body, {**ranges, stmt.var: (0, stmt.trips - 1)}, [*loops, self.layout.var(stmt.var)])
             elif isinstance(stmt, If):
@@ -158,8 +163,7 @@ class _Queues:
         buffers: list[Any] = [None] * len(slots)
         for alloc, slot in slots.items():
             if alloc.id >= 0:
-                size = max(1, alloc.size) * dtypes.itemsize(alloc.dtype)
-                buffers[slot] = np.full(size, 0 if alloc.kind == "register" else 0xFF, np.uint8)
+                buffers[slot] = fresh(alloc)
         for old, alloc, array in zip(kernel.params, self.kernel.params, arrays, strict=True):
             buffers[slots[alloc]] = to_memory(array, old.dtype, True)
         for alloc in self.kernel.constant_allocs:
@@ -167,6 +171,9 @@ class _Queues:
         for program in product(*(range(v.hi + 1) for v in self.kernel.grid)):
             for slot, data in self.layout.room().items():
                 buffers[slot] = data
+            for alloc, slot in slots.items():
+                if alloc.kind == "register" or alloc.space == "private_hbm":  # a program's own
+                    buffers[slot] = fresh(alloc)
             lanes = self._program(buffers, program)
         out = []
         for access, view in zip(kernel.outputs, self.outputs, strict=True):
@@ -202,6 +209,8 @@ class _Queues:
                 next(running[pick])
             except StopIteration:
                 del running[pick]
+        if self.failed is not None:
+            raise self.failed
         return lanes
 
     def _ready(self, lane: Lane) -> bool:
@@ -217,7 +226,11 @@ class _Queues:
             if isinstance(node, Issue):
                 step, touches, loc = self.steps[node.number]
                 self._touch(lane, touches, loc)
-                step(lane)
+                try:
+                    step(lane)
+                except (IndexError, ValueError, NkiError) as error:
+                    # wrong values may come of a race that only shows later
+                    self.failed = self.failed or error
                 yield
             elif isinstance(node, Wait):
                 lane.blocked = node
@@ -243,19 +256,21 @@ class _Queues:
                 yield from self._go(lane, node.then if value_of(self.preds[node.number], lane.env) >= 0 else node.orelse)
             elif isinstance(node, Repeat):
                 yield from self._repeated(lane, node)
+            elif isinstance(node, Test):
+                view, touch, loc = self.tests[node.number]
+                self._touch(lane, [touch], loc)
+                lane.again[node.number] = bool(view.get(lane).any())
+                yield
 
     def _repeated(self, lane: Lane, node: Repeat) -> Iterator[None]:
         slot = self.counters[node.number]
         lane.env[slot] = 0
-        view, touch, loc = self.tests[node.number]
-        while True:
+        again = True
+        while again:
             lane.names[node.index] = lane.names.get(node.index, -1) + 1
             yield from self._go(lane, node.body)
-            self._touch(lane, [touch], loc)
             lane.env[slot] += 1
-            if not view.get(lane).any():
-                return
-            yield
+            again = lane.again[node.number]
 
     def _acquire(self, lane: Lane, wait: Wait) -> None:
         count = wait.count.value(lane.names)

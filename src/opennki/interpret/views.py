@@ -43,6 +43,10 @@ class Layout:
         """Elements, of the dtype of an access, of the memory that it is in."""
         return access.alloc.size
 
+    def origin(self, access: Access) -> int | Callable[[Env], int]:
+        """Byte offset of a tensor in its memory, which indices read at run time count from."""
+        return 0
+
     def address(self, access: Access) -> tuple[tuple[int, ...], int | Callable[[Env], int], tuple[int, ...]]:
         """(elements from one index of each dimension to the next, byte offset of the first element, byte strides of the tile)."""
         steps = []
@@ -106,8 +110,8 @@ def value_of(expr: int | Callable[[Env], int], env: Env) -> int:
 class View:
     """A compiled access. `shape` is the tile, `strides` are in bytes; `get(machine)` gives the array, `box(machine, lo, hi)` a part."""
 
-    __slots__ = ("access", "alloc", "base", "bounds", "dims", "dtype", "dynamic", "elements", "get", "itemsize", "loc", "shape", "slot",
-                 "steps", "strides", "what")
+    __slots__ = ("access", "alloc", "base", "bounds", "dims", "dtype", "dynamic", "elements", "get", "itemsize", "loc", "origin", "shape",
+                 "slot", "steps", "strides", "what")
 
     def __init__(self, access: Access, layout: Layout, ranges: dict[Var, Range], what: str, loc: Loc | None,
                  clipped: bool = False) -> None:
@@ -120,6 +124,7 @@ class View:
         self.what, self.loc = what, loc
         self.dims = access.dims
         self.elements = layout.elements(access)
+        self.origin = layout.origin(access)
         self.steps, self.base, self.strides = layout.address(access)
         self.bounds = self._bounds(layout, ranges, clipped)
         self.dynamic = None
@@ -244,7 +249,7 @@ class Dynamic:
         view = self.view
         rank = len(view.shape)
         shape = tuple(b - a for a, b in zip(lo, hi, strict=True))
-        total = np.zeros(shape, np.int64)
+        total = np.full(shape, value_of(view.origin, machine.env) // view.itemsize, np.int64)
         inside: Array | None = None
         outside = False
         wrong: tuple[int, int, int] = (0, 0, 0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from opennki.errors import Loc, NkiError, NkiValueError
+from opennki.errors import Loc, NkiError, NkiValueError, make
 from opennki.ir.nodes import Alloc, DoWhile, For, Instr, Kernel, statements
 from opennki.ir.verify import accesses
 from opennki.isa import dtypes
@@ -85,6 +85,10 @@ class _Memory:
 
     def place(self) -> NkiError | None:
         """Fill in the placements and the peak of this memory; the error if it is too small."""
+        for alloc in (*self.auto, *self.direct):
+            if tile(alloc)[1] > self.target.partitions:
+                return make("err_num_partition_exceed_arch_limit", f"the tensor {alloc.name or repr(alloc)} {alloc.shape} has "
+                            f"{tile(alloc)[1]} partitions, at most {self.target.partitions}", loc=alloc.loc)
         for alloc in self.direct:
             self.out.placements[alloc] = placement = self._direct(alloc)
             error = self._outside(alloc, placement)

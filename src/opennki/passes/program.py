@@ -96,7 +96,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A do-while loop: the body, then what stands in `test`, then again if the condition of the statement holds. `index` is its
+    """A do-while loop: the body, which ends with its test and signals after that; then again if the test was true. `index` is its
     counter."""
 
     number: int
@@ -106,7 +106,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """Read the condition of the do-while loop with this number: the last node of its body."""
+    """Read the condition of the do-while loop with this number. Signals may follow it in the body: that the condition has been read."""
 
     number: int
 
@@ -316,8 +316,9 @@ class _Reader:
             _, number, index, body = self.row(row, 4)
             name = self.index(index, scope)
             inner = self.body(body, {**scope, name: 1}, depth + 1)
-            if not inner or inner[-1] != Test(self.number(number)):
-                raise self.fail("the body of a repeat ends with its test")
+            steps = [n for n in inner if not isinstance(n, Signal)]
+            if not steps or steps[-1] != Test(self.number(number)) or sum(isinstance(n, Test) for n in steps) != 1:
+                raise self.fail("the body of a repeat ends with its test and signals")
             return Repeat(self.number(number), name, inner)
         if kind == "branch":
             _, number, then, orelse = self.row(row, 4)

@@ -157,6 +157,8 @@ class _Build:
             if isinstance(stmt, Alloc):
                 fresh += [stmt] if stmt in self.restarted and stmt in self.first_use else []
                 continue
+            if isinstance(stmt, For) and not stmt.trips:
+                continue
             if fresh:  # made anew where it is first used: before that, its place may be another tensor's
                 used = {a.alloc for s in statements([stmt]) if isinstance(s, Instr) for a, _, _ in accesses(s)}
                 for alloc in [a for a in fresh if a in used]:
