@@ -5,6 +5,7 @@ are the rows that a constant or a rule of the model was taken from; the others a
 """
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -53,10 +54,11 @@ class Checkouts:
         self.count += 1
         file = Path(self.folder.name) / f"public_{self.count}_{Path(path).stem.replace('.', '_')}.py"
         file.write_text(source, encoding="utf-8")
-        module = ModuleType(file.stem)
-        module.__file__ = str(file)
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
         sys.modules[file.stem] = module
-        exec(compile(source, str(file), "exec"), module.__dict__)
+        spec.loader.exec_module(module)
         return module
 
 

@@ -26,6 +26,14 @@ app = typer.Typer(
 )
 
 
+# what the commands that take a kernel have in common
+KernelName = Annotated[str, typer.Argument(help="script.py:kernel")]
+Arguments = Annotated[str, typer.Option("--args", help='Arguments, with commas: "128x512:float32, 3"')]
+Argument = Annotated[list[str] | None, typer.Option("--arg", help="One argument, such as 128x512:bfloat16 or name=value; may be repeated.")]
+TargetName = Annotated[str | None, typer.Option("--target", help="trn1, trn2, inf2, ...")]
+Grid = Annotated[str, typer.Option("--grid", help='Launch grid, such as "4,2"')]
+
+
 def main() -> None:
     """Entry point of the console script and of `python -m opennki`."""
     app()
@@ -143,16 +151,16 @@ def _coverage(name: str | None, surface: str, as_json: bool) -> None:
 
 @app.command()
 def trace(
-    kernel: Annotated[str, typer.Argument(help="script.py:kernel")],
-    args: Annotated[str, typer.Option("--args", help='Arguments, with commas: "128x512:float32, 3"')] = "",
+    kernel: KernelName,
+    args: Arguments = "",
     arg: Annotated[
         list[str] | None,
         typer.Option(
             "--arg", help="One argument, such as 128x512:bfloat16, 3 or name=value; may be repeated."
         ),
     ] = None,
-    target: Annotated[str | None, typer.Option(help="trn1, trn2, inf2, ...")] = None,
-    grid: Annotated[str, typer.Option(help='Launch grid, such as "4,2"')] = "",
+    target: TargetName = None,
+    grid: Grid = "",
     locations: Annotated[
         bool, typer.Option("--locations", help="Show the source line of each node.")
     ] = False,
@@ -317,11 +325,11 @@ def inspect(
 
 @app.command()
 def compare(
-    kernel: Annotated[str, typer.Argument(help="script.py:kernel")],
-    args: Annotated[str, typer.Option("--args", help='Arguments, with commas: "128x512:float32, 3"')] = "",
-    arg: Annotated[list[str] | None, typer.Option("--arg", help="One argument; may be repeated.")] = None,
-    target: Annotated[str | None, typer.Option(help="trn1, trn2, inf2, ...")] = None,
-    grid: Annotated[str, typer.Option(help='Launch grid, such as "4,2"')] = "",
+    kernel: KernelName,
+    args: Arguments = "",
+    arg: Argument = None,
+    target: TargetName = None,
+    grid: Grid = "",
     seed: Annotated[int, typer.Option(help="Seed of the values of the tensors.")] = 0,
     tape: Annotated[bool, typer.Option("--tape", help="Also print what native code runs: calls, loops and branches.")] = False,
 ) -> None:
@@ -342,11 +350,11 @@ def compare(
 
 @app.command()
 def memory(
-    kernel: Annotated[str, typer.Argument(help="script.py:kernel")],
-    args: Annotated[str, typer.Option("--args", help='Arguments, with commas: "128x512:float32, 3"')] = "",
-    arg: Annotated[list[str] | None, typer.Option("--arg", help="One argument; may be repeated.")] = None,
-    target: Annotated[str | None, typer.Option(help="trn1, trn2, inf2, ...")] = None,
-    grid: Annotated[str, typer.Option(help='Launch grid, such as "4,2"')] = "",
+    kernel: KernelName,
+    args: Arguments = "",
+    arg: Argument = None,
+    target: TargetName = None,
+    grid: Grid = "",
     svg: Annotated[str | None, typer.Option("--svg", help="Also draw the map into this file.")] = None,
     as_json: Annotated[str | None, typer.Option("--json", help="Also write the map into this file, as JSON.")] = None,
 ) -> None:
@@ -366,11 +374,11 @@ def memory(
 
 @app.command()
 def bench(
-    kernel: Annotated[str, typer.Argument(help="script.py:kernel")],
-    args: Annotated[str, typer.Option("--args", help='Arguments, with commas: "128x512:float32, 3"')] = "",
-    arg: Annotated[list[str] | None, typer.Option("--arg", help="One argument; may be repeated.")] = None,
-    target: Annotated[str | None, typer.Option(help="trn1, trn2, inf2, ...")] = None,
-    grid: Annotated[str, typer.Option(help='Launch grid, such as "4,2"')] = "",
+    kernel: KernelName,
+    args: Arguments = "",
+    arg: Argument = None,
+    target: TargetName = None,
+    grid: Grid = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Estimate the latency of a kernel: what bounds it, and what each source line costs.
@@ -384,11 +392,11 @@ def bench(
 
 @app.command()
 def profile(
-    kernel: Annotated[str, typer.Argument(help="script.py:kernel")],
-    args: Annotated[str, typer.Option("--args", help='Arguments, with commas: "128x512:float32, 3"')] = "",
-    arg: Annotated[list[str] | None, typer.Option("--arg", help="One argument; may be repeated.")] = None,
-    target: Annotated[str | None, typer.Option(help="trn1, trn2, inf2, ...")] = None,
-    grid: Annotated[str, typer.Option(help='Launch grid, such as "4,2"')] = "",
+    kernel: KernelName,
+    args: Arguments = "",
+    arg: Argument = None,
+    target: TargetName = None,
+    grid: Grid = "",
     out: Annotated[str, typer.Option("--out", "-o", help="Folder that the files go into.")] = "profile",
 ) -> None:
     """Write the profile of a kernel into a folder: report.html, trace.json for Perfetto, summary.json, profile.ntff, file.neff.

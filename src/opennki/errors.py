@@ -6,6 +6,7 @@
       NkiIndexError  (IndexError)    an access outside a tensor
       NkiReadError   (ValueError)    a read of elements that were never written
       NkiNotYet      (NotImplementedError)  a documented name that opennki does not have yet
+      NkiDifferentiationError (NotImplementedError)  a kernel without a derivative is differentiated
       NkiParseError  (ValueError)    IR text, a payload or a file that is not well formed
       NkiFileError   (OSError)       a file or folder that cannot be read or written
     NkiWarning (UserWarning)     the same report where a check is set to warn
@@ -114,6 +115,10 @@ class NkiNotYet(NkiError, NotImplementedError):
     def __init__(self, name: str, loc: Loc | None = None) -> None:
         super().__init__(f"{name} is not in opennki yet", loc=loc,
                          fix=f"see whether it is planned, or ask for it: {ISSUES}")
+
+
+class NkiDifferentiationError(NkiError, NotImplementedError):
+    """A kernel is differentiated and has no derivative."""
 
 
 class NkiParseError(NkiError, ValueError):

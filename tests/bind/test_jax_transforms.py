@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from opennki.bind import host
 from opennki.bind.jax import JAXKernel, export_checks
-from opennki.bind.jax.primitive import NkiDifferentiationError
+from opennki.errors import NkiDifferentiationError
 from opennki.kernels import framework
 from tests.bind import kernels as k
 

@@ -5,24 +5,14 @@ from __future__ import annotations
 import random
 import re
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.ir.build_random import declared, random_kernel
+from tests.ir.build_random import random_kernel
+from tests.ir.hostile import HEAD, OPS, _declared  # noqa: F401  the fixture declares the instructions
 
 from opennki.errors import NkiParseError
 from opennki.ir.parse import from_text
 from opennki.ir.print import to_text
-
-
-OPS = ["xt_all", "xt_make", "xt_none", "xt_two"]
-HEAD = "opennki_ir = 1\nkernel('k', target='trn1')\nt0 = param.shared_hbm(float32, (128, 512), name='a')\n"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _declared():
-    with declared():
-        yield
 
 
 PIECES = [

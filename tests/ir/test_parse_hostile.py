@@ -7,22 +7,12 @@ import time
 import tracemalloc
 
 import pytest
-from tests.ir.build_random import declared
+from tests.ir.hostile import HEAD, OPS, _declared  # noqa: F401  the fixture declares the instructions
 
 from opennki.errors import NkiParseError
 from opennki.ir import text as bounds
 from opennki.ir.parse import from_text
 from opennki.ir.print import to_text
-
-OPS = ["xt_all", "xt_make", "xt_none", "xt_two"]
-HEAD = "opennki_ir = 1\nkernel('k', target='trn1')\nt0 = param.shared_hbm(float32, (128, 512), name='a')\n"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _declared():
-    with declared():
-        yield
-
 
 def fails(text, message="", line=None):
     for quick in (True, False):

@@ -6,27 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.isa.vector_calls import F32, call, tile
+from tests.isa.vector_calls import F32, fails, passes, tile
 
 from opennki.errors import NkiError
 from opennki.isa import vector_elementwise as v
-from opennki.isa.declare import ISA
-from opennki.isa.target import TRN2
 
 
 INT_DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 rng = np.random.default_rng(7)
-
-
-def fails(name, target=TRN2, **given):
-    with pytest.raises(NkiError) as info:
-        ISA[name].check(call(name, **given), target)
-    assert info.value.rule and info.value.why and info.value.fix
-    return info.value
-
-
-def passes(name, target=TRN2, **given):
-    ISA[name].check(call(name, **given), target)
 
 
 def _shuffle_loop(src, dst, pattern):

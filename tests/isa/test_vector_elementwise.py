@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from tests.isa.vector_calls import F32, SPECIALS, call, cost, pairs, quiet_pure_and_blind_to_layout, same_bits, tile
+from tests.isa.vector_calls import F32, SPECIALS, call, cost, fails, pairs, passes, quiet_pure_and_blind_to_layout, same_bits, tile
 
-from opennki.errors import NkiError, NkiTypeError, NkiValueError
+from opennki.errors import NkiTypeError, NkiValueError
 from opennki.isa import dtypes
 from opennki.isa import vector_elementwise as v
 from opennki.isa.declare import ISA
@@ -18,17 +18,6 @@ from opennki.isa.target import TRN1, TRN2, TRN3
 
 INT_DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 rng = np.random.default_rng(7)
-
-
-def fails(name, target=TRN2, **given):
-    with pytest.raises(NkiError) as info:
-        ISA[name].check(call(name, **given), target)
-    assert info.value.rule and info.value.why and info.value.fix
-    return info.value
-
-
-def passes(name, target=TRN2, **given):
-    ISA[name].check(call(name, **given), target)
 
 
 # ---- tensor_tensor ---------------------------------------------------------------------------------------

@@ -5,8 +5,11 @@ import warnings
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
+from opennki.errors import NkiError
 from opennki.isa.declare import ISA, Register
+from opennki.isa.target import TRN2
 
 F32 = np.float32
 SPECIALS = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 1.1754942e-38, 3.4028235e38,
@@ -79,3 +82,14 @@ def quiet_pure_and_blind_to_layout(body, args, kwargs):
         for x, y in zip(got, want, strict=True):
             assert (x is None) == (y is None)
             assert x is None or (x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes())
+
+
+def fails(name, target=TRN2, **given):
+    with pytest.raises(NkiError) as info:
+        ISA[name].check(call(name, **given), target)
+    assert info.value.rule and info.value.why and info.value.fix
+    return info.value
+
+
+def passes(name, target=TRN2, **given):
+    ISA[name].check(call(name, **given), target)

@@ -13,6 +13,7 @@ import numpy as np
 
 from opennki.errors import Loc
 from opennki.interpret import shadow, touched
+from opennki.interpret.marking import excluded, mark
 from opennki.interpret.mask import Masker, clip, index_values, truth_of
 from opennki.interpret.views import Layout, View, compile_affine, value_of
 from opennki.ir.affine import Affine, Range, Var
@@ -381,7 +382,7 @@ def _general(plan: Plan) -> Step:
                     stored = np.empty(shape, view.dtype)
                     write(stored, value)
                     np.copyto(out, stored, where=keep)
-            _mark(machine, plan, view, part, keep, taints, origin)
+            mark(machine, plan, view, part, keep, taints, origin)
             if view in suspected:
                 changed = None if view.dynamic is not None else touched.bits(out) != before
                 for which, slot, suspect in plan.suspects:
@@ -397,10 +398,10 @@ def _general(plan: Plan) -> Step:
             return
         box = masker.box(machine.env)
         if box is None:
-            _excluded(machine, plan, None)
+            excluded(machine, plan, None)
             return
         if box != whole:
-            _excluded(machine, plan, box)
+            excluded(machine, plan, box)
             if decl.positional or decl.random:  # a mask does not shift positions or the numbers drawn
                 run(machine, whole, _inside_box(machine, masker, box, iteration))
                 return
@@ -444,55 +445,6 @@ def _refit(o: Operand, shape: tuple[int, ...], lo: tuple[int, ...], hi: tuple[in
 def accumulates(plan: Plan, o: Operand) -> bool:
     """Accumulation into PSUM that was never written starts from zero, as the first matmul of a group overwrites."""
     return plan.decl.family == "matmul" and plan.decl.params[plan.decl.index[o.name]].spec.role == "inout"
-
-
-def _mark(machine: Any, plan: Plan, view: View, part: Any, keep: Array | None, taints: list[tuple[Array, bool | None]],
-          origin: Loc | None) -> None:
-    state = machine.shadows[view.slot]
-    shape = tuple(b - a for a, b in zip(*part, strict=True))
-    bad = shadow.spread(plan.decl.family, taints, shape) if taints else None
-    if bad is not None and keep is not None:
-        bad = bad & keep
-    if bad is not None and bad.any() and view.alloc.space not in ("sbuf", "psum", "register"):
-        source = next((o.view for o in plan.tracked), view)
-        machine.report("masked", shadow.masked_error(source, origin, plan.loc))
-        bad = None
-    if state is None or view.dynamic is not None:
-        return
-    part_state = view.shadow(machine, *part)
-    if keep is None:
-        part_state[...] = shadow.WRITTEN
-    else:
-        part_state[keep] = shadow.WRITTEN
-        excluded = ~keep & (part_state == shadow.NEVER)
-        part_state[excluded] = shadow.MASKED
-    if bad is not None:
-        part_state[bad] = shadow.MASKED
-        machine.origins[view.slot] = origin or plan.loc
-
-
-def _excluded(machine: Any, plan: Plan, box: Any) -> None:
-    """What a mask excludes was left undefined on purpose: never-written elements become masked ones."""
-    for view, _, _ in plan.outputs:
-        if machine.shadows[view.slot] is None or view.dynamic is not None:
-            continue
-        try:
-            state = view.shadow(machine)
-        except (ValueError, TypeError):
-            continue  # the excluded part is outside the tensor
-        if view.bounds and not _inside(view, machine):
-            continue
-        state[state == shadow.NEVER] = shadow.MASKED
-        machine.origins.setdefault(view.slot, plan.loc)
-
-
-def _inside(view: View, machine: Any) -> bool:
-    from opennki.errors import NkiIndexError
-    try:
-        view.check(machine.env, (0,) * len(view.shape), view.shape)
-    except NkiIndexError:
-        return False
-    return True
 
 
 def _rows(machine: Any, plan: Plan, run: Any, whole: Any) -> None:

@@ -8,6 +8,7 @@ newer namespace's documents (api_nki section 6) where the legacy ones are silent
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated as T
 from typing import Any
 
@@ -20,7 +21,11 @@ from opennki.isa.reduce import reduce_list
 from opennki.isa.scalar import SCALAR
 
 REDUCIBLE = frozenset(name for name, f in SCALAR.items() if f.reducible)
-_GROUPS = Attr((tuple, list), optional=True)
+Dst = T[Array, Out("*", ANYWHERE)]
+Src = T[Array, In("*", ANYWHERE)]
+Groups = T[Any, Attr((tuple, list), optional=True)]
+Reduction = T[str, Op(REDUCIBLE)]
+Masked = T[Any, Mask]
 _SOURCE = "api_legacy: nccl.{}; seeds: Collectives"
 
 
@@ -184,25 +189,17 @@ def _rate(d: Any, hw: Any) -> float:
     return cost.dma(hw, d.P, cost.tile_bytes(d, "dst" if "dst" in d.dtypes else "src"), 0.5)
 
 
-@instruction(
-    engine="dma",
-    family="collective",
-    source=_SOURCE.format("all_reduce"),
-    surface="internal",
-    limits=(),
-    meets=meeting.ranks_in_groups,
-    raw=_bitwise,
-    check=_check_all_reduce,
-    cost=_rate,
-)
-def rank_all_reduce(
-    *,
-    dst: T[Array, Out("*", ANYWHERE)],
-    src: T[Array, In("*", ANYWHERE)],
-    op: T[str, Op(REDUCIBLE)],
-    replica_groups: T[Any, _GROUPS] = (),
-    mask: T[Any, Mask] = None,
-) -> Array:
+Declared = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def collective(meets: meeting.Meets, *, nccl: str = "", source: str = "", **more: Any) -> Declared:
+    """Declare a collective; `nccl`: its name in that module of the vendor's."""
+    return instruction(engine="dma", family="collective", source=source or _SOURCE.format(nccl), surface="internal", limits=(), cost=_rate,
+                       meets=meets, **more)  # fmt: skip
+
+
+@collective(meeting.ranks_in_groups, nccl="all_reduce", raw=_bitwise, check=_check_all_reduce)
+def rank_all_reduce(*, dst: Dst, src: Src, op: Reduction, replica_groups: Groups = (), mask: Masked = None) -> Array:
     """dst = op over the src of all ranks of the group, the same on each of them.
 
     dst, src: tensors of one shape in any memory. op: a reducible operator. Ranks are folded in the order of the group, as elements of a
@@ -212,26 +209,9 @@ def rank_all_reduce(
     return reduce_list(list(src), op)
 
 
-@instruction(
-    engine="dma",
-    family="collective",
-    source=_SOURCE.format("reduce_scatter"),
-    surface="internal",
-    limits=(),
-    meets=meeting.ranks_in_groups,
-    raw=_bitwise,
-    check=_check_reduce_scatter,
-    cost=_rate,
-)
-def rank_reduce_scatter(
-    *,
-    dst: T[Array, Out("*", ANYWHERE)],
-    src: T[Array, In("*", ANYWHERE)],
-    op: T[str, Op(REDUCIBLE)],
-    reduce_scatter_dim: T[int, Attr((int,))],
-    replica_groups: T[Any, _GROUPS] = (),
-    mask: T[Any, Mask] = None,
-) -> list[Array]:
+@collective(meeting.ranks_in_groups, nccl="reduce_scatter", raw=_bitwise, check=_check_reduce_scatter)
+def rank_reduce_scatter(*, dst: Dst, src: Src, op: Reduction, reduce_scatter_dim: T[int, Attr((int,))], replica_groups: Groups = (),
+                        mask: Masked = None) -> list[Array]:
     """dst = this rank's shard, along a dimension, of op over the src of all ranks of the group.
 
     src: the shape of dst, times the size of the group along reduce_scatter_dim. The first rank of the group gets the first shard. Order and
@@ -240,25 +220,8 @@ def rank_reduce_scatter(
     return np.split(reduce_list(list(src), op), len(src), axis=reduce_scatter_dim)
 
 
-@instruction(
-    engine="dma",
-    family="collective",
-    source=_SOURCE.format("all_gather"),
-    surface="internal",
-    limits=(),
-    raw=True,
-    meets=meeting.ranks_in_groups,
-    check=_check_all_gather,
-    cost=_rate,
-)
-def rank_all_gather(
-    *,
-    dst: T[Array, Out("*", ANYWHERE)],
-    src: T[Array, In("*", ANYWHERE)],
-    all_gather_dim: T[int, Attr((int,))],
-    replica_groups: T[Any, _GROUPS] = (),
-    mask: T[Any, Mask] = None,
-) -> Array:
+@collective(meeting.ranks_in_groups, nccl="all_gather", raw=True, check=_check_all_gather)
+def rank_all_gather(*, dst: Dst, src: Src, all_gather_dim: T[int, Attr((int,))], replica_groups: Groups = (), mask: Masked = None) -> Array:
     """dst = the src of all ranks of the group, joined along a dimension in the order of the group.
 
     dst: the shape of src, times the size of the group along all_gather_dim, of the same dtype; bits are kept. Cost as in rank_all_reduce.
@@ -266,26 +229,9 @@ def rank_all_gather(
     return np.concatenate(src, axis=all_gather_dim)
 
 
-@instruction(
-    engine="dma",
-    family="collective",
-    source=_SOURCE.format("all_to_all"),
-    surface="internal",
-    limits=(),
-    raw=True,
-    meets=meeting.ranks_in_groups,
-    check=_check_all_to_all,
-    cost=_rate,
-)
-def rank_all_to_all(
-    *,
-    dst: T[Array, Out("*", ANYWHERE)],
-    src: T[Array, In("*", ANYWHERE)],
-    split_dim: T[int, Attr((int,))],
-    concat_dim: T[int, Attr((int,))],
-    replica_groups: T[Any, _GROUPS] = (),
-    mask: T[Any, Mask] = None,
-) -> list[Array]:
+@collective(meeting.ranks_in_groups, nccl="all_to_all", raw=True, check=_check_all_to_all)
+def rank_all_to_all(*, dst: Dst, src: Src, split_dim: T[int, Attr((int,))], concat_dim: T[int, Attr((int,))], replica_groups: Groups = (),
+                    mask: Masked = None) -> list[Array]:
     """Each rank splits src along split_dim into a part for each rank of the group; dst = the parts for this rank, joined along concat_dim
     in the order of the group.
 
@@ -296,20 +242,8 @@ def rank_all_to_all(
     return [np.concatenate([row[to] for row in parts], axis=concat_dim) for to in range(len(src))]
 
 
-@instruction(
-    engine="dma",
-    family="collective",
-    source=_SOURCE.format("broadcast"),
-    surface="internal",
-    limits=(),
-    raw=True,
-    meets=meeting.ranks_in_groups,
-    check=_check_copy,
-    cost=_rate,
-)
-def rank_broadcast(
-    *, dst: T[Array, Out("*", ANYWHERE)], src: T[Array, In("*", ANYWHERE)], replica_groups: T[Any, _GROUPS] = (), mask: T[Any, Mask] = None
-) -> Array:
+@collective(meeting.ranks_in_groups, nccl="broadcast", raw=True, check=_check_copy)
+def rank_broadcast(*, dst: Dst, src: Src, replica_groups: Groups = (), mask: Masked = None) -> Array:
     """dst = the src of the first rank of the group, on all of them.
 
     dst, src: tensors of one shape and dtype; bits are kept. Cost as in rank_all_reduce.
@@ -317,24 +251,8 @@ def rank_broadcast(
     return np.array(src[0])
 
 
-@instruction(
-    engine="dma",
-    family="collective",
-    source=_SOURCE.format("collective_permute"),
-    surface="internal",
-    limits=(),
-    raw=True,
-    meets=meeting.ranks_in_pairs,
-    check=_check_pairs,
-    cost=_rate,
-)
-def rank_permute(
-    *,
-    dst: T[Array, Out("*", ANYWHERE)],
-    src: T[Array, In("*", ANYWHERE)],
-    source_target_pairs: T[Any, Attr((tuple, list))],
-    mask: T[Any, Mask] = None,
-) -> Array | None:
+@collective(meeting.ranks_in_pairs, nccl="collective_permute", raw=True, check=_check_pairs)
+def rank_permute(*, dst: Dst, src: Src, source_target_pairs: T[Any, Attr((tuple, list))], mask: Masked = None) -> Array | None:
     """dst = the src of the rank that is paired with this one as its source; zeros where there is none, as in XLA's collective permute.
 
     dst, src: tensors of one shape and dtype; bits are kept. A rank is the source of at most one pair and the target of at most one.
@@ -343,26 +261,9 @@ def rank_permute(
     return np.asarray(src[0]) if len(src) else None
 
 
-@instruction(
-    engine="dma",
-    family="collective",
-    source=_SOURCE.format("collectives.collective_permute_implicit"),
-    surface="internal",
-    limits=(),
-    raw=True,
-    meets=meeting.ranks_in_ring,
-    check=_check_ring,
-    cost=_rate,
-)
-def rank_ring(
-    *,
-    dst: T[Array, Out("*", ANYWHERE)],
-    src: T[Array, In("*", ANYWHERE)],
-    replica_groups: T[Any, _GROUPS] = (),
-    channel_id: T[int, Affine()] = 0,
-    num_channels: T[int, Attr((int,))] = 1,
-    mask: T[Any, Mask] = None,
-) -> Array:
+@collective(meeting.ranks_in_ring, nccl="collectives.collective_permute_implicit", raw=True, check=_check_ring)
+def rank_ring(*, dst: Dst, src: Src, replica_groups: Groups = (), channel_id: T[int, Affine()] = 0, num_channels: T[int, Attr((int,))] = 1,
+              mask: Masked = None) -> Array:
     """Sends src to the successor in the ring of the group; dst = the src of the predecessor.
 
     dst, src: tensors of one shape and dtype; bits are kept. channel_id, num_channels: the channel of the ring that carries it, of how many;
@@ -371,28 +272,9 @@ def rank_ring(
     return np.asarray(src[0])
 
 
-@instruction(
-    engine="dma",
-    family="collective",
-    source=_SOURCE.format("collective_permute_reduce_implicit"),
-    surface="internal",
-    limits=(),
-    raw=_bitwise,
-    meets=meeting.ranks_in_ring,
-    check=_check_ring_reduce,
-    cost=_rate,
-)
-def rank_ring_reduce(
-    *,
-    dst: T[Array, Out("*", ANYWHERE)],
-    src: T[Array, In("*", ANYWHERE)],
-    src1: T[Array, In("*", ANYWHERE)],
-    op: T[str, Op(REDUCIBLE)],
-    replica_groups: T[Any, _GROUPS] = (),
-    channel_id: T[int, Affine()] = 0,
-    num_channels: T[int, Attr((int,))] = 1,
-    mask: T[Any, Mask] = None,
-) -> Array:
+@collective(meeting.ranks_in_ring, nccl="collective_permute_reduce_implicit", raw=_bitwise, check=_check_ring_reduce)
+def rank_ring_reduce(*, dst: Dst, src: Src, src1: Src, op: Reduction, replica_groups: Groups = (), channel_id: T[int, Affine()] = 0,
+                     num_channels: T[int, Attr((int,))] = 1, mask: Masked = None) -> Array:
     """Sends op(src, src1) to the successor in the ring of the group; dst = that of the predecessor.
 
     dst, src, src1: tensors of one shape. The operator is in float32, rounded once to the dtype of dst. Channels as in rank_ring. Cost as in
@@ -401,17 +283,8 @@ def rank_ring_reduce(
     return reduce_list([src[0], src1[0]], op)
 
 
-@instruction(
-    engine="dma",
-    family="collective",
-    source=_SOURCE.format("send"),
-    surface="internal",
-    limits=(),
-    raw=True,
-    meets=meeting.to_peer,
-    cost=_rate,
-)
-def rank_send(*, src: T[Array, In("*", ANYWHERE)], peer_id: T[Any, Affine(many=True)], mask: T[Any, Mask] = None) -> tuple[()]:
+@collective(meeting.to_peer, nccl="send", raw=True)
+def rank_send(*, src: Src, peer_id: T[Any, Affine(many=True)], mask: Masked = None) -> tuple[()]:
     """Sends src to a rank, which receives it with rank_recv. Does not wait for it.
 
     peer_id: a rank, or a table with the peer of each rank. Messages between two ranks keep their order. Cost as in rank_all_reduce.
@@ -419,17 +292,8 @@ def rank_send(*, src: T[Array, In("*", ANYWHERE)], peer_id: T[Any, Affine(many=T
     return ()
 
 
-@instruction(
-    engine="dma",
-    family="collective",
-    source=_SOURCE.format("recv"),
-    surface="internal",
-    limits=(),
-    raw=True,
-    meets=meeting.from_peer,
-    cost=_rate,
-)
-def rank_recv(*, dst: T[Array, Out("*", ANYWHERE)], peer_id: T[Any, Affine(many=True)], mask: T[Any, Mask] = None, **letters: Any) -> Array:
+@collective(meeting.from_peer, nccl="recv", raw=True)
+def rank_recv(*, dst: Dst, peer_id: T[Any, Affine(many=True)], mask: Masked = None, **letters: Any) -> Array:
     """dst = the next tensor that a rank has sent to this one; waits for it.
 
     dst: of the shape and dtype of what was sent. peer_id as in rank_send. Cost as in rank_all_reduce.
@@ -437,26 +301,9 @@ def rank_recv(*, dst: T[Array, Out("*", ANYWHERE)], peer_id: T[Any, Affine(many=
     return np.asarray(letters["src"][0])
 
 
-@instruction(
-    engine="dma",
-    family="collective",
-    source="api_legacy: _private.private_api.sendrecv",
-    surface="internal",
-    limits=(),
-    raw=True,
-    meets=meeting.core_exchange,
-    check=_check_copy,
-    cost=_rate,
-)
-def core_sendrecv(
-    *,
-    send_to_rank: T[int, Affine()],
-    recv_from_rank: T[int, Affine()],
-    src: T[Array, In("*", ANYWHERE)],
-    dst: T[Array, Out("*", ANYWHERE)],
-    pipe_id: T[int, Affine()] = 0,
-    mask: T[Any, Mask] = None,
-) -> Array:
+@collective(meeting.core_exchange, source="api_legacy: _private.private_api.sendrecv", raw=True, check=_check_copy)
+def core_sendrecv(*, send_to_rank: T[int, Affine()], recv_from_rank: T[int, Affine()], src: Src, dst: Dst, pipe_id: T[int, Affine()] = 0,
+                  mask: Masked = None) -> Array:
     """Sends src to one core of the logical NeuronCore and receives dst from another.
 
     send_to_rank, recv_from_rank: programs of the launch grid, one on each core. dst, src: tensors of one shape and dtype; bits are kept.

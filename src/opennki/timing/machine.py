@@ -27,17 +27,22 @@ class Line:
         self.free = self.count = self.busy = 0
         self.gaps: list[Gap] = []
 
+    def _first(self, ready: int) -> int:
+        """Number of the first gap that ends after `ready`; gaps that are out of the window are dropped."""
+        gaps, oldest = self.gaps, self.count - self.window
+        while gaps and gaps[0][2] < oldest:
+            del gaps[0]
+        i = len(gaps)
+        while i and gaps[i - 1][1] > ready:
+            i -= 1
+        return i
+
     def put(self, ready: int, length: int) -> int:
         """Reserve the earliest span of a length from `ready` on; returns its start."""
         self.count += 1
         gaps = self.gaps
         if gaps:
-            oldest = self.count - self.window
-            while gaps and gaps[0][2] < oldest:
-                del gaps[0]
-            i = len(gaps)
-            while i and gaps[i - 1][1] > ready:
-                i -= 1
+            i = self._first(ready)
             while i < len(gaps):
                 gap = gaps[i]
                 start = gap[0] if gap[0] > ready else ready
@@ -66,12 +71,7 @@ class Line:
         self.count += 1
         gaps, first = self.gaps, -1
         if gaps:
-            oldest = self.count - self.window
-            while gaps and gaps[0][2] < oldest:
-                del gaps[0]
-            i = len(gaps)
-            while i and gaps[i - 1][1] > ready:
-                i -= 1
+            i = self._first(ready)
             while i < len(gaps):
                 gap = gaps[i]
                 start = gap[0] if gap[0] > ready else ready

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from opennki.bind.torch import PyTorchXLAKernel, nki_op, register_autograd, wrap_nki
-from opennki.bind.torch.ops import NkiDifferentiationError
+from opennki.errors import NkiDifferentiationError
 from opennki.errors import NkiError, NkiTypeError, NkiValueError
 from tests.bind import kernels as k
 from tests.bind.kernels import nki, nl

@@ -11,7 +11,7 @@ from jax.interpreters import ad, batching
 
 from opennki.bind.jax import compat
 from opennki.bind.jax.eager import nki_call_impl
-from opennki.errors import UNKNOWN, NkiError, NkiTypeError
+from opennki.errors import UNKNOWN, NkiDifferentiationError, NkiTypeError
 from opennki.kernels.framework import TraceResult
 
 NOT_CACHED = (
@@ -50,10 +50,6 @@ class JaxTraceResult:
     def __repr__(self) -> str:
         grid = [v.hi + 1 for v in self.result.ir.grid]
         return f"{self.result.func_name}{grid or ''}"
-
-
-class NkiDifferentiationError(NkiError, NotImplementedError):
-    """A kernel is differentiated and has no derivative."""
 
 
 def check_operands(avals: Any, trace: JaxTraceResult) -> None:

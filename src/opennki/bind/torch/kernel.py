@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from opennki import settings
-from opennki.bind.torch import dtypes, ops
+from opennki.bind.torch import dtypes, ending, ops
 from opennki.errors import UNKNOWN, NkiTypeError, NkiValueError
 from opennki.kernels.base import TraceKernel, leaves
 from opennki.kernels.framework import FrameworkKernel, TraceResult
@@ -103,6 +103,13 @@ class PyTorchXLAKernel(FrameworkKernel):
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the kernel, or put it into the program that is being made. Errors: NkiError at the kernel's line."""
+        ending.enter()
+        try:
+            return self._call(args, kwargs)
+        finally:
+            ending.leave()
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         key: list[Any] = [settings.raw(*_state)]
         tensors: list[Any] = []
         if not self._key(args, kwargs, key, tensors):

@@ -23,7 +23,7 @@ import torch
 from opennki.bind import fpmode, xla_ffi
 from opennki.bind.host import HostKernel, host_kernel
 from opennki.bind.torch import dtypes
-from opennki.errors import UNKNOWN, NkiError, NkiTypeError, NkiValueError
+from opennki.errors import UNKNOWN, NkiDifferentiationError, NkiTypeError, NkiValueError
 from opennki.isa.dtypes import storage
 
 Tensors = Sequence[Any]
@@ -41,10 +41,6 @@ call = torch.ops.opennki.call.default
 run = torch.ops.opennki.run.default
 call_printing = torch.ops.opennki.call_printing.default
 call_into = torch.ops.opennki.call_into.default
-
-
-class NkiDifferentiationError(NkiError, NotImplementedError):
-    """A kernel is differentiated and has no derivative."""
 
 
 class _Spec:
