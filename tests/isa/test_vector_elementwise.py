@@ -347,6 +347,9 @@ def test_tensor_copy_predicated_refuses():
     f32, psum, p8 = tile(8, 4), tile(8, 4, space="psum"), tile(8, 4, dtype="uint8", space="psum")
     passes("tensor_copy_predicated", src=f32, dst=f32, predicate=p8)
     passes("tensor_copy_predicated", src=0.0, dst=psum, predicate=p8)
+    passes("tensor_copy_predicated", src=True, dst=tile(8, 4, dtype="bool"), predicate=p8)
+    for number in (-100, 2, 0.5):
+        assert "0 or 1" in fails("tensor_copy_predicated", src=number, dst=tile(8, 4, dtype="bool"), predicate=p8).rule
     assert fails("tensor_copy_predicated", src=psum, dst=f32, predicate=p8).code == "err_unsupported_memory"
     assert fails("tensor_copy_predicated", src=tile(8, 4, dtype="bfloat16"), dst=f32,
                  predicate=p8).operand == "src"

@@ -332,6 +332,10 @@ def _predicated_check(c: Any, _target: Any) -> None:
             raise NkiTypeError(f"src is {dtype_of(c.src)}, dst is {dtype_of(c.dst)}", operand="src",
                                rule="src and dst have one dtype", why="elements are copied bit by bit",
                                fix="convert src with nl.copy(src, dtype=dst.dtype)")
+    elif dtype_of(c.dst) == "bool" and (not isinstance(c.src, (int, float)) or c.src not in (0, 1)):
+        raise NkiTypeError(f"the number {c.src} into a tile of bool", operand="src", rule="a number that becomes a bool is 0 or 1",
+                           why="elements are copied bit by bit, and no other bits stand for a truth value",
+                           fix="compare, as in src=int(x != 0), or use a tile of another dtype")
 
 
 def _predicated_cost(d: Any, hw: Any) -> float:
@@ -348,13 +352,13 @@ def tensor_copy_predicated(*, src: T[Any, In("P F*", scalar=True)], dst: T[Array
                            dtype: T[Any, DType] = None, **kwargs: Any) -> Array:
     """dst = src where predicate is not zero (where it is zero with reverse_pred); dst is unchanged elsewhere.
 
-    src: a tile of the dtype and elements of dst, or a number. dst: changed in place. predicate: bool, uint8,
+    src: a tile of the dtype and elements of dst, or a number (0 or 1 for bool). dst: changed in place. predicate: bool, uint8,
     uint16 or uint32, with the elements of dst. SBUF or PSUM, but src and predicate not both in PSUM. Copied
     elements keep their bits.
     """
     chosen = (predicate == 0) if reverse_pred else (predicate != 0)
     if not isinstance(src, np.ndarray):
-        # As storage, bool looks like uint8; a number other than 0 and 1 has no meaning there.
+        # as storage, bool looks like uint8
         number = np.asarray(src, np.int64 if isinstance(src, (int, np.integer)) else np.float32)
         src = convert(number, number.dtype.name, dst.dtype.name)
     return np.where(chosen, src, dst)

@@ -331,7 +331,7 @@ def tensor_copy_dynamic_src(src: Tensor, *, mask: Any = None, dtype: Any = None,
 def tensor_copy_predicated(*, src: Tensor | float, dst: Tensor, predicate: Tensor, reverse_pred: bool = False, mask: Any = None, dtype: Any = None, **kwargs: Any) -> None:
     """dst = src where predicate is not zero (where it is zero with reverse_pred); dst is unchanged elsewhere.
 
-    src: a tile of the dtype and elements of dst, or a number. dst: changed in place. predicate: bool, uint8,
+    src: a tile of the dtype and elements of dst, or a number (0 or 1 for bool). dst: changed in place. predicate: bool, uint8,
     uint16 or uint32, with the elements of dst. SBUF or PSUM, but src and predicate not both in PSUM. Copied
     elements keep their bits.
     """
