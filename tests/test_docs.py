@@ -54,6 +54,8 @@ def test_blocks_have_a_known_kind(path):
 
 @pytest.mark.parametrize("path", [p for p in DOCUMENTS if any(kind == "python" for kind, _ in blocks(p))], ids=by_name)
 def test_python_blocks_run_and_print_what_is_shown(path, request):
+    if path.name == "pytorch.md":
+        pytest.importorskip("torch")
     text = path.read_text(encoding="utf-8")
     names, printed, parts, end, number = {"__name__": "__main__"}, None, [], 0, 0
     for match in _FENCE.finditer(text):
