@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import opennki.dialects.neuronxcc as nki
+from opennki.dialects.neuronxcc import isa as nisa
 from opennki.dialects.neuronxcc import language as nl
 
 
@@ -28,3 +29,22 @@ def test_a_copy_of_a_tile_that_is_overwritten_keeps_its_value(loop, rank):
     full = nki.simulate_kernel(nki.trace(kernel), x)
     np.testing.assert_array_equal(nki.simulate_kernel(nki.trace(kernel), x, checks="fast"), full)
     np.testing.assert_allclose(full, -10.0 - x.max(axis=1, keepdims=True), rtol=1e-5)
+
+
+@nki.jit(platform_target="trn2")
+def divided_by_a_spread_sum(x):
+    """A value with one element for each row is stored in all columns of a tile, which is read in another order later."""
+    out = nl.ndarray((64, 128), dtype=nl.float32, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    e = nl.exp(tile)
+    inverse = (1.0 / nl.sum(e, axis=1, keepdims=True)).broadcast_to((128, 64))
+    divisor = nl.ndarray((128, 64), dtype=nl.float32)
+    divisor[...] = nl.copy(inverse)
+    nl.store(out, nl.copy(nisa.nc_transpose(divisor)))
+    return out
+
+
+def test_a_value_of_a_row_is_stored_in_all_columns():
+    x = np.random.default_rng(3).standard_normal((128, 256), np.float32)
+    want = np.broadcast_to(1 / np.exp(x.astype(np.float64)).sum(axis=1), (64, 128))
+    np.testing.assert_allclose(nki.simulate_kernel(divided_by_a_spread_sum, x, checks="fast"), want, rtol=1e-5)

@@ -284,18 +284,28 @@ def test_an_unknown_option_of_the_compiler(monkeypatch):
             nki.baremetal(add, additional_compile_opt=text)(A, B)
 
 
-def test_a_kernel_that_does_not_fit_is_an_error_of_the_compiler_with_the_users_line():
+def held(buffer, columns):
     @nki.baremetal
     def kernel(a):
         out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
-        tiles = [nl.load(a[:, nl.ds(i * 8192, 8192)]) for i in range(16)]
+        tiles = [nl.copy(nl.load(a[:, nl.ds(i * columns, columns)]), buffer=buffer) for i in range(16)]
         for i, tile in enumerate(tiles):
-            nl.store(out[:, nl.ds(i * 8192, 8192)], tile)
+            nl.store(out[:, nl.ds(i * columns, columns)], nl.copy(tile))
         return out
 
+    return kernel
+
+
+def test_a_kernel_that_does_not_fit_psum_is_an_error_of_the_compiler_with_the_users_line():
     with pytest.raises(subprocess.CalledProcessError) as caught:
-        kernel(np.zeros((128, 16 * 8192), np.float32))
+        held(nl.psum, 512)(np.zeros((128, 16 * 512), np.float32))
     assert caught.value.returncode == 1 and os.path.basename(__file__) in str(caught.value)
+
+
+def test_a_kernel_that_does_not_fit_sbuf_runs_with_a_warning_as_the_compiler_spills(capfd):
+    a = np.arange(128 * 16 * 8192, dtype=np.float32).reshape(128, -1)
+    np.testing.assert_array_equal(held(nl.sbuf, 8192)(a), a)
+    assert "would be spilled to HBM" in capfd.readouterr().err
 
 
 # ---- the cache ----

@@ -415,7 +415,7 @@ class Elementwise:
             phase = (self.depth(value), 1)
             if value.shape != self.shape and value.size == prod(self.shape) and value.size > 1:
                 value = value.reshape(self.shape)
-        if not row and out.size != prod(self.shape):
+        if out.size != (self.rows if row else prod(self.shape)):
             raise Unsupported(f"a result of {out.shape} among results of {self.shape}")
         where = self.spread(out, row)
         number = self.tile(out.source, where)

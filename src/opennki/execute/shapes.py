@@ -21,6 +21,8 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 def strides_of(shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a tile seen in another shape. Raises Unsupported where it would have to be copied."""
+    if prod(shape) != prod(new):
+        raise Unsupported(f"a reshape of {shape} to {new}")
     old = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
     out: list[int] = []
     i = 0

@@ -34,21 +34,23 @@ SHOWN = 6
 BUFFERS = (4, 3, 2)  # of a tensor of a loop body, where the kernel does not say, the first that fits
 
 
-def allocate(kernel: Kernel, *, allocator: str = "auto", skip_middle_end: bool = False) -> MemoryMap:
+def allocate(kernel: Kernel, *, allocator: str = "auto", skip_middle_end: bool = False, spill: bool = False) -> MemoryMap:
     """Place the on-chip tensors of a kernel.
 
     allocator: `auto`; `stack`, each tensor above everything that is alive when it is made; or `forced`, which ignores the placements that
     the kernel asks for. skip_middle_end: leave the kernel as it is; else tensors of which an iteration uses only its own part shrink to
-    that part first (`passes.contract`), and the map's `kernel` is the result. Raises NkiValueError when a memory is too small, with the
-    tensors that are alive at its fullest point; for a placement outside of its memory; and where the kernel's own placements overwrite
-    what is read later, with both tensors (`passes.clobber`).
+    that part first (`passes.contract`), and the map's `kernel` is the result. spill: where SBUF is too small for tensors that the kernel
+    does not place itself, go on above its end, as a compiler that spills to HBM does, and say so in the notes.
+
+    Raises NkiValueError when a memory is too small, with the tensors that are alive at its fullest point; for a placement outside of its
+    memory; and where the kernel's own placements overwrite what is read later, with both tensors (`passes.clobber`).
     """
     if allocator not in ("auto", "stack", "forced"):
         raise NkiValueError(f"allocator={allocator!r}", rule="an allocator is auto, stack or forced")
     made = kernel if skip_middle_end else contracted(kernel, 0, direct=allocator == "forced")
     out = MemoryMap(made, targets.resolve(kernel.target), live=liveness(made), allocator=allocator)
     for memory in MEMORIES:
-        error = _Memory(out, memory, allocator).place()
+        error = _Memory(out, memory, allocator, spill).place()
         if error is not None:
             raise error
     error = clobbered(out)
@@ -73,8 +75,9 @@ def capacity_problems(kernel: Kernel) -> list[NkiError]:
 class _Memory:
     """The tensors of one memory."""
 
-    def __init__(self, out: MemoryMap, memory: str, allocator: str) -> None:
+    def __init__(self, out: MemoryMap, memory: str, allocator: str, spill: bool = False) -> None:
         self.out, self.memory, self.allocator = out, memory, allocator
+        self.spill = spill and memory == "sbuf"
         self.target: Target = out.target
         self.live: Liveness = out.live
         self.room = capacity(out.target, memory)
@@ -96,7 +99,13 @@ class _Memory:
                 return error
         self.out.peaks[self.memory] = peak = self._peak()
         if not self._search():
-            return self._error(peak)
+            error = self._error(peak)
+            if not self.spill or self.direct:
+                return error
+            there, self.room = self.room, sum(self._single(a, True) for a in self.auto)
+            if not self._attempt({}, False):
+                return error
+            self.out.notes += (f"{error.message}: what is above {there:,} would be spilled to HBM, which the timing model does not count",)
         high = max((r.address + r.size for a in self.live.intervals if a.space == self.memory
                     for r in self.out.placements[a].regions()), default=0)
         self.out.peaks[self.memory] = replace(peak, high=high)

@@ -30,7 +30,8 @@ def occupancy(timeline: Timeline, memory: MemoryMap) -> dict[str, Any]:
         for number, place in {a.id: p for a, p in memory.placements.items() if p.buffer == name and a.id in first}.items():
             changes += [(first[number], 1, place), (last[number], -1, place)]
         changes.sort(key=lambda change: change[:2])
-        users = np.zeros(size, np.int16)  # tensors on each byte of a partition
+        spilled = max((r.address + r.size for p in memory.placements.values() if p.buffer == name for r in p.regions()), default=0)
+        users = np.zeros(max(size, spilled), np.int16)  # tensors on each byte of a partition
         at: list[float] = []
         levels: list[int] = []
         level = 0

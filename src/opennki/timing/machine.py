@@ -232,6 +232,10 @@ class Machine:
                 c = value((ref.const, ref.terms, ref.divs), env)
                 if ref.table is not None:
                     c += ref.table[value(ref.block, env)]
+                if ref.ends is not None:
+                    low, high = ref.ends
+                    out += [min(max(c + o, low), high) for o in ref.many or (0,)]
+                    continue
             if ref.many is None:
                 out.append(c)
             else:

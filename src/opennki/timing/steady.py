@@ -94,7 +94,8 @@ class Watch:
         advance = machine.front - before[0]
         if advance not in (0, delta) or not self._settled(before, events, delta):
             periods = 0
-        moving = _moving(machine, node, events, p) if periods else []
+        moving, inside = _moving(machine, node, events, p) if periods else ([], 0)
+        periods = min(periods, inside)
         periods = _ready(machine, moving, delta, periods) if periods else 0
         if outer is not None:
             outer += events
@@ -157,9 +158,10 @@ def _counters(machine: Machine, node: Loop) -> tuple[Any, ...]:
             {id(line): (line.busy, line.count, line.free) for line in (*machine.lines, *machine.lanes)})
 
 
-def _moving(machine: Machine, node: Loop, events: list[Any], p: int) -> list[Any]:
-    """Accesses of the last period to tensors from outside of the loop: (cell, cells per period or the cells to come, event, written)."""
-    out = []
+def _moving(machine: Machine, node: Loop, events: list[Any], p: int) -> tuple[list[Any], int]:
+    """Accesses of the last period to tensors from outside of the loop: (cell, cells per period or the cells to come, event, written), and
+    the number of periods in which none of them comes to the end of a tensor that it may overrun."""
+    out, inside = [], 1 << 62
     slot = node.slot
     for event in events:
         op, used, made = event[0], event[6], event[7]
@@ -171,8 +173,12 @@ def _moving(machine: Machine, node: Loop, events: list[Any], p: int) -> list[Any
                     step = p * sum(k for s, k in ref.terms if s == slot)
                     odd = bool(ref.divs) or ref.table is not None
                     out += [(c, None if odd and not _same_cells(ref, slot, p) else step, event, written) for c in cells[at:at + many]]
+                    if ref.ends is not None and step:
+                        for c in cells[at:at + many]:
+                            left = (ref.ends[1] - c) // step if step > 0 else (c - ref.ends[0]) // -step
+                            inside = min(inside, left if ref.ends[0] < c < ref.ends[1] else 0)
                 at += many
-    return out
+    return out, inside
 
 
 def _same_cells(ref: Any, slot: int, p: int) -> bool:

@@ -79,13 +79,14 @@ class Family:
 class Ref:
     """The cells that an access touches: `const` + terms (+ each of `many`), or those of the block that `table` maps to."""
 
-    __slots__ = ("block", "const", "divs", "family", "many", "odd", "table", "terms")
+    __slots__ = ("block", "const", "divs", "ends", "family", "many", "odd", "table", "terms")
 
     def __init__(self, family: Family, const: int, terms: Any, divs: Any, many: tuple[int, ...] | None) -> None:
         self.family, self.const, self.terms, self.divs, self.many = family, const, terms, divs, many
         self.table: list[int] | None = None
         self.block: Any = None
         self.odd = bool(divs)
+        self.ends: tuple[int, int] | None = None  # first and last cell, where an index may lead outside: a mask leaves that out
 
 
 def walk(stmts: list[Stmt], owner: Any, parent: Body | None, at: int, bodies: dict[int, Body], families: dict[Alloc, Family],
@@ -313,6 +314,10 @@ def reference(family: Family, access: Access, slots: Slots) -> Ref | None:
     ref = Ref(family, const, terms, divs, tuple(offsets) if len(offsets) > 1 else None)
     if table is not None:
         ref.table, ref.block, ref.odd = table, slots.compile(block), True
+    else:
+        low, high = expr.range({})
+        if low < family.base or high + offsets[-1] >= family.base + family.cells:
+            ref.ends, ref.odd = (family.base, family.base + family.cells - 1), True
     return ref
 
 

@@ -43,11 +43,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What the driver makes of a kernel: name of the function, bytes of the NEFF and of the BIR."""
+    """What the driver makes of a kernel: name of the function, bytes of the NEFF and of the BIR, and what its user should know."""
 
     func_name: str
     neff: bytes
     bir: bytes
+    warnings: tuple[str, ...] = ()
 
     @property
     def bir_name(self) -> str:
@@ -110,7 +111,7 @@ def compile_kernel(source: Source, target: str = "", note: Callable[[str], Any] 
         return result
 
     timed("verify", lambda: verify(kernel, traced))
-    memory = timed("allocate", lambda: allocate(kernel, allocator=allocator, skip_middle_end=skip_middle_end))
+    memory = timed("allocate", lambda: allocate(kernel, allocator=allocator, skip_middle_end=skip_middle_end, spill=True))
     engines = timed("schedule", lambda: streams(kernel, memory))
     timing = timed("time", lambda: _timing(kernel))
     names = RelativeFiles(kernel)
@@ -118,7 +119,7 @@ def compile_kernel(source: Source, target: str = "", note: Callable[[str], Any] 
     bir = {"tensorizer_bir": BIR_VERSION, "func_name": kernel.name, "target": kernel.target,
            "signature": serialize_dims(kernel, call_results(kernel)), "placement": placement, "streams": program}
     return Compiled(kernel.name, neff.make(kernel, source.text, source.locations, placement, program, timing,
-                                           allocator=allocator, skip_middle_end=skip_middle_end), dump(bir) + b"\n")
+                                           allocator=allocator, skip_middle_end=skip_middle_end), dump(bir) + b"\n", tuple(memory.notes))
 
 
 def _timing(kernel: Kernel) -> dict[str, Any]:

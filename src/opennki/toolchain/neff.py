@@ -102,7 +102,7 @@ class Neff:
         allocator, skip = options.get("allocator"), options.get("skip_middle_end")
         if allocator not in ("auto", "stack", "forced") or type(skip) is not bool:
             NEFF.fail("its options are not known")
-        memory = allocate(self.kernel(folder), allocator=allocator, skip_middle_end=skip)
+        memory = allocate(self.kernel(folder), allocator=allocator, skip_middle_end=skip, spill=True)
         run_streams(self.kernel(folder), memory, Streams.from_json(self.part(STREAMS)), list(arrays), order=order, seed=seed)
 
     def _agrees(self, kernel: Kernel) -> None:

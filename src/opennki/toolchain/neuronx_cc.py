@@ -149,6 +149,9 @@ def _compile(options: argparse.Namespace) -> int:
                            fix="models are compiled by the vendor's neuronx-cc; kernels inside them run through their framework's bridge")
         made = driver.compile_kernel(driver.read_tensorizer_ir(path), options.target, note, allocator=options.internal_nki_allocator,
                                      skip_middle_end=options.internal_nki_skip_middle_end)
+        for text in made.warnings:
+            log.append(f"warning: {text}")
+            _say(f"warning: {text}")
         output = Path(options.output)
         if "SaveTemps" in options.pipeline:
             write_file(output.parent / made.bir_name, made.bir, "the BIR")

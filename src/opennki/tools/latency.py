@@ -50,7 +50,7 @@ def profile(kernel: TraceKernel, args: list[Any], kwargs: dict[str, Any], folder
     compiled = compile_kernel(Source(made, to_text(made), locations_text(made)), allocator=opts.allocator,
                               skip_middle_end=opts.skip_middle_end)
     timeline = estimate(made, record=True)
-    used = occupancy(timeline, allocate(made, allocator=opts.allocator, skip_middle_end=opts.skip_middle_end))
+    used = occupancy(timeline, allocate(made, allocator=opts.allocator, skip_middle_end=opts.skip_middle_end, spill=True))
     trace = ntff.encode(timeline, neff.parse(compiled.neff).digest)
     out = Path(make_folder(folder, "the folder of the profile"))
     files = {NEFF_NAME: compiled.neff, "profile.ntff": trace, "summary.json": json.dumps(ntff.parse(trace).summary(), indent=1).encode(),
