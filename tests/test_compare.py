@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from opennki.cli import app
 from opennki.execute import abi, build
+from opennki.tools import compare as tool
 
 SCRIPT = """
 import neuronxcc.nki as nki
@@ -69,3 +70,10 @@ def test_wrong_words(script):
     assert run("nothing.py:add").exit_code == 2
     assert run(f"{script}:missing").exit_code == 2
     assert run(f"{script}:add", "--args", "200x4:float32, 200x4:float32").exit_code == 1
+
+
+def test_results_that_roundings_do_not_explain_are_an_error():
+    near, far = np.full((4, 4), 1.001), np.full((4, 4), 2.0)
+    assert tool._away(np.ones((4, 4)), near) < tool.EXPLAINED < tool._away(np.ones((4, 4)), far)
+    assert tool._away(np.ones((4, 4)), np.full((4, 4), np.inf)) == float("inf")
+    assert tool._away(np.zeros((4, 4)), np.zeros((4, 4))) == 0

@@ -288,7 +288,11 @@ def held(buffer, columns):
     @nki.baremetal
     def kernel(a):
         out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
-        tiles = [nl.copy(nl.load(a[:, nl.ds(i * columns, columns)]), buffer=buffer) for i in range(16)]
+        tiles = []
+        for i in range(16):
+            tile = nl.ndarray((128, columns), dtype=a.dtype, buffer=buffer)
+            tile[...] = nl.copy(nl.load(a[:, nl.ds(i * columns, columns)]))
+            tiles.append(tile)
         for i, tile in enumerate(tiles):
             nl.store(out[:, nl.ds(i * columns, columns)], nl.copy(tile))
         return out
