@@ -12,6 +12,7 @@ import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
 import neuronxcc.nki.typing as nt
 from opennki.errors import NkiError, NkiParseError, NkiValueError
+from opennki.interpret.placed import PlacedLayout
 from opennki.interpret.queues import run_streams
 from opennki.ir.print import to_text
 from opennki.passes.allocate import allocate
@@ -194,6 +195,25 @@ def test_every_semaphore_is_needed(name):
         with pytest.raises(NkiError, match=r"a race|a deadlock") as caught:
             run_streams(kernel, memory, made.without(semaphore.number), list(args))
         assert str(caught.value).count("test_streams.py:") >= 2, "both lines"
+
+
+@pytest.mark.parametrize("start", [1 << 30, -5])
+def test_a_race_shows_in_spite_of_a_loop_that_does_not_end(start, monkeypatch):
+    """Without its semaphore the loop counts down from whatever the memory holds, here from a large number."""
+    kernel, memory, made, args, _ = compiled("counted")
+    room = PlacedLayout.room
+
+    def filled(self):
+        out = room(self)
+        for data in out.values():
+            data.view(np.int32)[...] = start
+        return out
+
+    monkeypatch.setattr(PlacedLayout, "room", filled)
+    for semaphore in made.semaphores:
+        for order in range(6):
+            with pytest.raises(NkiError, match=r"a race|a deadlock"):
+                run_streams(kernel, memory, made.without(semaphore.number), list(args), order=order)
 
 
 def waits(body):

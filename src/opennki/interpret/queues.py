@@ -30,6 +30,10 @@ from opennki.passes.program import Branch, Clear, Issue, Loop, Node, Repeat, Sig
 
 Array = np.ndarray
 
+# Nodes that a stream may run in a row while others are ready. Without an end to it, a do-while loop whose condition is wrong for want of
+# a semaphore would keep the other streams from ever showing the race.
+PATIENCE = 2000
+
 
 def run_streams(kernel: Kernel, memory: MemoryMap, streams: Streams, arrays: list[Array], *, order: int = 0, seed: int = 0) -> list[Array]:
     """Run a kernel's streams on arrays, stream against stream; returns the outputs.
@@ -193,7 +197,7 @@ class _Queues:
         running = {lane.number: self._go(lane, lane.stream.body) for lane in lanes}
         manner = self.random.randrange(3)
         rank = [self.random.random() for _ in lanes]
-        last = -1
+        last, turns = -1, 0
         while running:
             ready = [n for n in running if self._ready(lanes[n])]
             if not ready:
@@ -204,6 +208,9 @@ class _Queues:
                 pick = last if last in ready else self.random.choice(ready)
             else:  # streams that are always first, and others that starve
                 pick = min(ready, key=rank.__getitem__)
+            turns = turns + 1 if pick == last else 0
+            if turns >= PATIENCE and len(ready) > 1:
+                pick = self.random.choice([n for n in ready if n != pick])
             last = pick
             try:
                 next(running[pick])
