@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import random
 import re
 import tracemalloc
@@ -20,6 +21,7 @@ from opennki.errors import NkiError, NkiParseError, NkiValueError
 from opennki.ir.locations import read_locations
 from opennki.ir.sizes import MAX_PROGRAMS
 from opennki.kernels.payload import decode_backend_config, read_config
+from opennki.timing.resident import executed
 
 
 # ---- the IR inside ----
@@ -56,9 +58,10 @@ def test_ir_garbage(config, old, new):
 )  # fmt: skip
 def test_illegal_instructions(config, old, new):
     raw = with_ir(config, (old, new))
-    decode_backend_config(raw)  # well formed ...
-    with pytest.raises(NkiError):
-        host_kernel(raw)  # ... and not legal
+    read_config(raw)  # the keys are right ...
+    for read in (decode_backend_config, host_kernel):
+        with pytest.raises(NkiError):
+            read(raw)  # ... and the IR is not legal
 
 
 def test_host_kernels_are_refused_for_the_same_reasons(config):
@@ -253,26 +256,41 @@ def changed(rng, raw, config):
     return coded(config)
 
 
+def is_small(kernel):
+    """Whether a kernel that was decoded may run in a test: a change may have made it arbitrarily large."""
+    programs = math.prod(v.hi + 1 for v in kernel.payload.kernel.grid)
+    buffers = sum(math.prod(b.shape) * b.view.itemsize for b in (*kernel.inputs, *kernel.outputs))
+    return executed(kernel.payload.kernel.body) * programs < 2000 and buffers < 1 << 26
+
+
 def hostile_cases(seed, count, kernels):
-    """Decode, verify and plan changed payloads. Returns how many could be decoded, and planned."""
+    """Decode, plan and run changed payloads. Returns how many could be decoded, and how many ran to their end."""
     rng = random.Random(seed)
-    decoded = planned = 0
+    decoded = ran = 0
     for _ in range(count):
         raw = changed(rng, *rng.choice(kernels))
         try:
             found = decode_backend_config(raw)
             decoded += 1
-            HostKernel(found).plan()
-            planned += 1
+            kernel = HostKernel(found)
+            kernel.plan()
+            if is_small(kernel):
+                kernel.run([np.ones(b.shape, b.public) for b in kernel.inputs], [np.ones(b.shape, b.public) for b in kernel.outputs])
+                ran += 1
         except NkiError as exc:
             assert str(exc)
-    return decoded, planned
+        except IndexError as exc:  # of a runtime index, whose report is its cause
+            assert isinstance(exc.__cause__, NkiError)
+    return decoded, ran
 
 
-def test_hostile_changes_are_refused_or_harmless():
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("level", ["off", "fast", "full"])
+def test_hostile_changes_are_refused_or_harmless(level, monkeypatch):
+    monkeypatch.setenv("OPENNKI_CALL_CHECKS", level)
     kernels = [config_of(), *(config_of(*CASES[name]) for name in ("matmul", "gather", "programs", "edge"))]
-    decoded, planned = hostile_cases(0, 800, kernels)
-    assert 600 > decoded > 80 and 0 < planned < decoded  # neither are the changes so coarse that the first check finds them all
+    decoded, ran = hostile_cases(0, 800, kernels)
+    assert 600 > decoded > 40 and 20 < ran < decoded  # neither are the changes so coarse that the first check finds them all
 
 
 def test_an_operand_that_a_check_does_not_expect_is_a_fault_of_the_payload():

@@ -202,7 +202,7 @@ def test_an_internal_error_is_one_line_and_a_log(source, capsys, monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("oh")
 
-    monkeypatch.setattr(driver, "verify", broken)
+    monkeypatch.setattr(driver, "allocate", broken)
     err = failed(source, capsys, status=70)
     assert "internal error: RuntimeError: oh" in err and "log-neuron-cc.txt" in err
     assert "Traceback" in (source / "log-neuron-cc.txt").read_text()

@@ -8,40 +8,23 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from opennki import settings
-from opennki.errors import UNKNOWN, NkiError, NkiParseError, NkiTypeError, NkiValueError
+from opennki.errors import UNKNOWN, NkiTypeError, NkiValueError
 from opennki.execute.executor import native
 from opennki.interpret.prepared import Prepared
-from opennki.ir.verify import verify
+from opennki.ir.admit import legal
 from opennki.isa import dtypes
-from opennki.isa import target as targets
 from opennki.kernels.payload import Payload, decode_backend_config
 
 MAX_KERNELS = 256
 MAX_PLANS = 8  # of a kernel, for different settings
 MAX_BYTES = 256 << 20  # of payloads that are kept
-
-
-@contextmanager
-def legal(payload: Payload) -> Iterator[None]:
-    """Report what the checks of an instruction stumble over as a fault of the payload: they are written for operands that the
-    tracer makes, and IR from elsewhere may have any. Errors: NkiParseError."""
-    try:
-        yield
-    except (NkiError, MemoryError):
-        raise
-    except Exception as exc:
-        raise NkiParseError(
-            f"{payload.func_name}: the IR in this payload is not legal ({type(exc).__name__}: {exc})", loc=UNKNOWN,
-            rule="the operands of an instruction are as its declaration says",
-        ) from exc
 
 
 class HostKernel:
@@ -52,8 +35,6 @@ class HostKernel:
     def __init__(self, payload: Payload) -> None:
         self.payload = payload
         kernel = payload.kernel
-        with legal(payload):
-            verify(kernel, targets.resolve(kernel.target))
         self.inputs = [_Buffer(p.name, p.shape, p.dtype) for p in kernel.params]
         self.outputs = [_Buffer(r.name, r.shape, r.dtype) for r in payload.results]
         self.plans: dict[Any, tuple[Prepared, int]] = {}
@@ -68,7 +49,7 @@ class HostKernel:
             with self.lock:
                 plan = self.plans.get(key)
                 if plan is None:
-                    with legal(self.payload):
+                    with legal(self.payload.func_name, "this payload"):
                         made = Prepared(self.payload.kernel, current.call_checks, native=native)
                     self.fits(made)
                     if len(self.plans) >= MAX_PLANS:

@@ -118,6 +118,11 @@ def check_operands(decl: Instruction, operands: tuple[Any, ...], target: Target,
             _check_tile(decl, param, spec, value, dims, loc)
         elif isinstance(spec, (Op, Attr)):
             _check_value(decl, param, value, loc)
+        elif isinstance(spec, Register) and value is not None and not (
+                isinstance(value, Access) and value.alloc.kind == "register" and value.shape == value.alloc.shape == (target.partitions, 1)
+                and value.alloc.dtype == "float32"):
+            raise NkiTypeError(f"{decl.name}: {param.name} is {describe(value) if isinstance(value, Access) else value!r}", loc=loc,
+                               rule=f"{param.name} are the accumulator registers of an engine: float32, one for each partition")
     for limit in decl.limits:
         size = dims.get(limit.dim)
         most = getattr(target, limit.at_most)
@@ -162,12 +167,32 @@ def check_result(decl: Instruction, spec: Result, access: Access, target: Target
 
 
 def check_instr(instr: Instr, target: Target, loc: Loc | None = None) -> dict[str, int]:
-    """Check an instruction; returns the bound dimensions (for cost)."""
+    """Check an instruction: operands, number and shapes of its results; returns the bound dimensions (for cost)."""
     decl = ISA[instr.op]
-    dims = check_operands(decl, instr.operands, target, instr.engine, loc, instr.results[0].dtype if instr.results else None)
-    for spec, access in zip(decl.results, instr.results, strict=False):
+    dtype = instr.results[0].dtype if instr.results else None
+    dims = check_operands(decl, instr.operands, target, instr.engine, loc, dtype)
+    view = call_view(decl, instr.operands, instr.engine, dtype)
+    specs = results_of(decl, view)
+    if len(specs) != len(instr.results):
+        raise NkiValueError(f"{decl.name}: {len(instr.results)} results are written, and it makes {len(specs)}", loc=loc,
+                            rule="an instruction writes each of its results, in order")
+    for spec, access in zip(specs, instr.results, strict=True):
+        shape = result_shape(spec, view)
+        if access.shape != shape:
+            raise NkiValueError(f"{decl.name}: the result has shape {shape}, the destination {access.shape}", loc=loc,
+                                operand=describe(access), rule="an instruction writes a tile of the shape of its result")
         check_result(decl, spec, access, target, loc)
     return dims
+
+
+def results_of(decl: Instruction, view: Any) -> tuple[Result, ...]:
+    """The results that a call makes as tiles: none where it is given a destination."""
+    return () if "dst" in decl.index and getattr(view, "dst", None) is not None else decl.results
+
+
+def result_shape(spec: Result, view: Any) -> tuple[int, ...]:
+    """Shape of a result, from the operands of the call."""
+    return tuple(getattr(view, spec.shape).shape if isinstance(spec.shape, str) else spec.shape(view))
 
 
 def reads_of(decl: Instruction, param: Param, operands: tuple[Any, ...]) -> bool:

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from opennki.errors import UNKNOWN, Loc, NkiParseError, NkiValueError
+from opennki.ir.admit import admit
 from opennki.ir.locations import locations_text, placed_file, read_locations
 from opennki.ir.nodes import Kernel
 from opennki.ir.parse import from_text
@@ -180,7 +181,8 @@ def encode_backend_config(
 
 def decode_backend_config(payload: str | bytes) -> Payload:
     """The kernel of a payload. Errors: NkiParseError that says what is wrong: not base64, not JSON, a key that is
-    missing or of the wrong kind, a newer version, IR text that is not well formed, keys that disagree with the IR.
+    missing or of the wrong kind, a newer version, IR text that is not well formed, keys that disagree with the IR, a kernel
+    larger than a kernel can be; the NkiError of a rule that an instruction breaks.
     """
     raw = payload.encode("ascii", "replace") if isinstance(payload, str) else bytes(payload)
     config = read_config(raw)
@@ -188,6 +190,7 @@ def decode_backend_config(payload: str | bytes) -> Payload:
     kernel = from_text(config["serialize_ir_string"], _places(table, raw) if table else None)
     results = call_results(kernel)
     _agree(config, kernel, results)
+    admit(kernel, "this payload")
     return Payload(config, kernel, tuple(results))
 
 
@@ -288,7 +291,7 @@ def _kind(key: str, value: Any, kind: type | tuple[type, ...]) -> None:
 
 
 def _agree(config: dict[str, Any], kernel: Kernel, results: list[CallResult]) -> None:
-    """The keys that repeat what the IR says, say the same, and the kernel is no larger than a kernel can be."""
+    """The keys that repeat what the IR says, say the same."""
     said = {
         "func_name": kernel.name,
         "grid": [v.hi + 1 for v in kernel.grid],
@@ -302,9 +305,6 @@ def _agree(config: dict[str, Any], kernel: Kernel, results: list[CallResult]) ->
     # as text: True, 1 and 1.0 are equal in Python, and not the same shape in JSON
     if json.dumps(config["serialize_dims"], sort_keys=True) != json.dumps(serialize_dims(kernel, results), sort_keys=True):
         _fail("serialize_dims and the IR disagree about the operands or results")
-    large = too_large(kernel)
-    if large:
-        _fail(large[0], rule=large[1])
 
 
 def _places(table: str, raw: bytes) -> tuple[list[Loc], list[int]]:

@@ -16,7 +16,7 @@ from opennki.ir import affine as aff
 from opennki.ir.affine import Pred
 from opennki.ir.build import Builder, Forwarded, current
 from opennki.ir.nodes import Access, IndexTile, Instr, PredTile
-from opennki.ir.verify import call_view, check_operands, check_result, describe
+from opennki.ir.verify import call_view, check_operands, check_result, describe, result_shape, results_of
 from opennki.isa import dtypes, scalar
 from opennki.isa.declare import ISA, Affine, Attr, Index, Instruction, Op, Param, Plumbing, Predicate, Register, Result, Tile
 from opennki.isa.enums import ENGINE_NAMES, engine
@@ -368,16 +368,11 @@ def _iteration_shape(decl: Instruction, info: Any, operands: tuple[Any, ...]) ->
         return value.shape if value is not None else ()
     for r in decl.results:
         if getattr(info, "dst", None) is None:
-            return _shape_of(r, info)
+            return result_shape(r, info)
     for p, value in zip(decl.params, operands, strict=True):
         if isinstance(p.spec, Tile) and p.spec.writes and isinstance(value, Access):
             return value.shape
     return next((v.shape for v in operands if isinstance(v, Access)), ())
-
-
-def _shape_of(spec: Result, info: Any) -> tuple[int, ...]:
-    shape = getattr(info, spec.shape).shape if isinstance(spec.shape, str) else spec.shape(info)
-    return tuple(shape)
 
 
 def _aligned_mask(mask: tuple[tuple[Pred, ...], int] | None, iteration: tuple[int, ...]) -> tuple[Pred, ...]:
@@ -406,11 +401,9 @@ def _result_mask(decl: Instruction, info: Any, preds: tuple[Pred, ...], shape: t
 
 def _results(decl: Instruction, info: Any, builder: Builder, dtype: str | None, into: Tensor | None, loc: int,
              where: Any) -> list[Tensor]:
-    if getattr(info, "dst", None) is not None and decl.index.get("dst") is not None:
-        return []
     made: list[Tensor] = []
-    for number, spec in enumerate(decl.results):
-        shape = _shape_of(spec, info)
+    for number, spec in enumerate(results_of(decl, info)):
+        shape = result_shape(spec, info)
         if into is not None and number == 0:
             if into.shape != shape:
                 raise NkiValueError(f"{decl.name}: the result has shape {shape}, the destination {into.shape}", loc=where,

@@ -1,4 +1,4 @@
-"""What the compiler driver does with a kernel: verify, place, schedule, time; the files that come out."""
+"""What the compiler driver does with a kernel: read and verify, place, schedule, time; the files that come out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from opennki.ir.nodes import Kernel
 from opennki.ir.print import to_text
 from opennki.ir.results import call_results, serialize_dims
 from opennki.ir.text import MAX_TEXT_BYTES, RelativeFiles
-from opennki.ir.verify import verify
 from opennki.isa.target import resolve
 from opennki.passes.allocate import allocate
 from opennki.passes.streams import streams
@@ -70,7 +69,7 @@ def write_tensorizer_ir(folder: str | os.PathLike[str], kernel: Kernel) -> str:
 
 def read_tensorizer_ir(path: str | os.PathLike[str]) -> Source:
     """A kernel from its IR text, with the locations that stand beside it, where there are any. The text is data and is never executed.
-    Errors: NkiFileError, NkiParseError at a line of the text."""
+    Errors: NkiFileError, NkiParseError at a line of the text, the NkiError of a rule that an instruction breaks."""
     raw = read_file(path, MAX_TEXT_BYTES, "the IR text")
     folder, table = "", None
     beside = Path(path).parent / SIDECAR
@@ -94,7 +93,7 @@ def compile_kernel(source: Source, target: str = "", note: Callable[[str], Any] 
     """Compile a kernel. `target`: that of the command line. `note` takes a line about each pass. allocator, skip_middle_end: see
     `passes.allocate`.
 
-    Errors: NkiError at the line of the kernel: a rule of an instruction, memory that does not suffice, another target than the traced one.
+    Errors: NkiError at the line of the kernel: memory that does not suffice, another target than the traced one.
     """
     kernel = source.kernel
     traced = resolve(kernel.target)
@@ -110,7 +109,6 @@ def compile_kernel(source: Source, target: str = "", note: Callable[[str], Any] 
         note(f"{what}: {(perf_counter() - began) * 1e3:.1f} ms")
         return result
 
-    timed("verify", lambda: verify(kernel, traced))
     memory = timed("allocate", lambda: allocate(kernel, allocator=allocator, skip_middle_end=skip_middle_end, spill=True))
     engines = timed("schedule", lambda: streams(kernel, memory))
     timing = timed("time", lambda: _timing(kernel))

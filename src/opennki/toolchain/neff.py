@@ -19,13 +19,11 @@ import numpy as np
 from opennki._version import __version__
 from opennki.errors import Loc, NkiParseError
 from opennki.interpret.queues import run_streams
+from opennki.ir.admit import admit
 from opennki.ir.locations import placed_file, read_locations
 from opennki.ir.nodes import Kernel
 from opennki.ir.parse import from_text
 from opennki.ir.results import call_results, serialize_dims
-from opennki.ir.sizes import too_large
-from opennki.ir.verify import verify
-from opennki.isa.target import TARGETS, resolve
 from opennki.passes.allocate import allocate
 from opennki.passes.program import Streams
 from opennki.toolchain.container import MAX_BYTES, Archive, Kind, dump, load_json, pack, unpack
@@ -85,7 +83,6 @@ class Neff:
         if found is None:
             found = read_kernel(self.archive.files[IR], self.archive.files[LOCATIONS], folder)
             self._agrees(found)
-            verify(found, resolve(found.target))
             with _lock:
                 _PARSED[key] = found
                 while len(_PARSED) > _KEPT:
@@ -153,16 +150,10 @@ def load(path: str | os.PathLike[str]) -> Neff:
 
 
 def read_kernel(ir: bytes, locations: bytes | None, folder: str) -> Kernel:
-    """A kernel from the bytes of its text and of its table of locations. Errors: NkiParseError."""
+    """A kernel from the bytes of its text and of its table of locations, held to all limits and rules. Errors: NkiParseError; the NkiError
+    of a rule that an instruction breaks."""
     table: tuple[list[Loc], list[int]] | None = None
     if locations is not None:
         locs, lines = read_locations(locations.decode("ascii", "replace"))
         table = [Loc(placed_file(loc.file, folder), loc.line, loc.function) for loc in locs], lines
-    kernel = from_text(ir.decode("ascii", "replace"), table)
-    large = too_large(kernel)
-    if large:
-        raise NkiParseError(large[0], rule=large[1], loc=Loc("penguin.py", 1))
-    if kernel.target.strip().lower() not in TARGETS:
-        raise NkiParseError(f"the target {kernel.target[:40]!r} is not known", loc=Loc("penguin.py", 2),
-                            rule="a target is one of " + ", ".join(TARGETS))
-    return kernel
+    return admit(from_text(ir.decode("ascii", "replace"), table), "this file", Loc("penguin.py", 1))

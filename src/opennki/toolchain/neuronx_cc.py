@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 
 from opennki._version import __version__
 from opennki.errors import ISSUES, NkiError, render
@@ -147,7 +148,10 @@ def _compile(options: argparse.Namespace) -> int:
         if path.suffix in (".pb", ".hlo", ".mlir", ".neff", ".onnx"):
             raise NkiError(f"{path} is not the IR text of a kernel", rule=f"the input is {driver.PENGUIN}, as opennki writes it",
                            fix="models are compiled by the vendor's neuronx-cc; kernels inside them run through their framework's bridge")
-        made = driver.compile_kernel(driver.read_tensorizer_ir(path), options.target, note, allocator=options.internal_nki_allocator,
+        began = perf_counter()
+        source = driver.read_tensorizer_ir(path)
+        note(f"read and verify: {(perf_counter() - began) * 1e3:.1f} ms")
+        made = driver.compile_kernel(source, options.target, note, allocator=options.internal_nki_allocator,
                                      skip_middle_end=options.internal_nki_skip_middle_end)
         for text in made.warnings:
             log.append(f"warning: {text}")
