@@ -31,6 +31,18 @@ def trn1(monkeypatch):
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn1")
 
 
+@pytest.fixture(scope="module")
+def ray_cluster():
+    """A Ray cluster of three CPUs on this machine, whose processes find the opennki and the tests of this one."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed; make test-ray brings it")
+    import opennki
+
+    paths = [str(Path(opennki.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    ray.init(num_cpus=3, log_to_driver=False, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}})
+    yield
+    ray.shutdown()
+
+
 @pytest.fixture
 def golden(request):
     """Compare a text with tests/golden/<test file stem>/<test name>.txt; --update-golden accepts it.

@@ -11,10 +11,10 @@ import pytest
 
 from opennki import settings
 from opennki._version import __version__
-from opennki.cli import parse_argument, parse_arguments
 from opennki.isa.declare import ISA
 from opennki.isa.scalar import SCALAR
 from opennki.tools import reference
+from opennki.tools.arguments import parse_argument, parse_arguments
 from opennki.trace.kernel import DeclTensor
 
 SRC = Path(__file__).parent.parent / "src"

@@ -1,4 +1,4 @@
-"""The command line: `opennki run | launch | ops | trace | compare | memory | bench | profile | inspect | doctor`."""
+"""The command line: `opennki run | launch | ops | trace | compare | memory | bench | profile | sweep | inspect | doctor`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from opennki._version import __version__
 from opennki.errors import UNKNOWN, NkiError
-
-if TYPE_CHECKING:
-    from opennki.trace.kernel import DeclTensor
 
 app = typer.Typer(
     add_completion=False,
@@ -170,12 +167,14 @@ def trace(
     An argument SHAPE:DTYPE is a tensor (the dimensions with an x between them); anything else is a Python
     literal, or text.
     """
-    made = _loaded(kernel, args, arg, lambda loaded, positional, named: _text(loaded, positional, named, target, grid, locations))
+    made = _loaded(kernel, args, arg, target, grid, lambda made, positional, named: _text(made, positional, named, locations))
     print(made, end="")
 
 
-def _loaded(kernel: str, args: str, arg: list[str] | None, use: Callable[[Any, list[Any], dict[str, Any]], Any]) -> Any:
+def _loaded(kernel: str, args: str, arg: list[str] | None, target: str | None, grid: str,
+            use: Callable[[Any, list[Any], dict[str, Any]], Any]) -> Any:
     """What `use` makes of the kernel that script.py:kernel names and of the arguments; errors are reported, with exit status 1."""
+    from opennki.tools.arguments import kernel_for, parse_arguments, split
     from opennki.tools.run_script import load, report
 
     path, _, attribute = kernel.rpartition(":")
@@ -184,10 +183,10 @@ def _loaded(kernel: str, args: str, arg: list[str] | None, use: Callable[[Any, l
     if not Path(path).is_file():
         raise _fail(f"there is no file {path}")
     try:
-        positional, named = parse_arguments([*_split(args), *(arg or [])])
+        positional, named = parse_arguments([*split(args), *(arg or [])])
         with contextlib.redirect_stdout(sys.stderr):  # what the script prints is not part of the answer
             loaded = load(path, attribute)
-        return use(loaded, positional, named)
+        return use(kernel_for(loaded, target, grid), positional, named)
     except LookupError as exc:
         if type(exc) is not LookupError:
             report(exc, sys.stderr)
@@ -200,91 +199,16 @@ def _loaded(kernel: str, args: str, arg: list[str] | None, use: Callable[[Any, l
         raise typer.Exit(1) from None
 
 
-def _text(
-    kernel: Any, args: list[Any], kwargs: dict[str, Any], target: str | None, grid: str, locations: bool
-) -> str:
+def _text(kernel: Any, args: list[Any], kwargs: dict[str, Any], locations: bool) -> str:
     import re
     import warnings
 
     from opennki.ir.print import to_text
     from opennki.isa.target import FALLBACK_WARNING
 
-    made = _kernel(kernel, target, grid)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", re.escape(FALLBACK_WARNING))  # the text names the target
-        return to_text(made.trace(*args, **kwargs), locations)
-
-
-def _kernel(kernel: Any, target: str | None, grid: str) -> Any:
-    """A function or kernel as a kernel for a target and a launch grid."""
-    from opennki.kernels.base import TraceKernel
-    from opennki.kernels.generic import GenericKernel
-
-    if not isinstance(kernel, TraceKernel):
-        kernel = GenericKernel(kernel, "trace")
-    if target:
-        kernel = kernel.copy(platform_target=target)
-    if grid:
-        try:
-            kernel = kernel[tuple(int(n) for n in grid.split(","))]
-        except ValueError as exc:
-            if isinstance(exc, NkiError):
-                raise
-            raise LookupError(f"--grid {grid}: integers with commas") from None
-    return kernel
-
-
-def _split(text: str) -> list[str]:
-    """Parts between commas that are outside of brackets and quotes."""
-    parts, depth, quote, start = [], 0, "", 0
-    for i, c in enumerate(text):
-        if quote:
-            quote = "" if c == quote else quote
-        elif c in "'\"":
-            quote = c
-        elif c in "([{":
-            depth += 1
-        elif c in ")]}":
-            depth -= 1
-        elif c == "," and depth == 0:
-            parts.append(text[start:i])
-            start = i + 1
-    return [p.strip() for p in [*parts, text[start:]] if p.strip()]
-
-
-def parse_arguments(texts: list[str]) -> tuple[list[Any], dict[str, Any]]:
-    """(positional, named) arguments of texts such as 128x512:float32, 3, (1, 2), name=value."""
-    positional: list[Any] = []
-    named: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if equals and name.strip().isidentifier():
-            named[name.strip()] = parse_argument(value)
-        else:
-            positional.append(parse_argument(text))
-    return positional, named
-
-
-def parse_argument(text: str) -> DeclTensor | Any:
-    """A tensor by shape and dtype, a Python literal, or the text itself."""
-    import ast
-    import re
-
-    from opennki.isa import dtypes
-    from opennki.trace.kernel import DeclTensor
-
-    text = text.strip()
-    shape, colon, dtype = text.partition(":")
-    if colon and re.fullmatch(r"\d+(x\d+)*x?", shape.replace(" ", "")):
-        try:
-            kind = dtypes.canonical(dtype.strip())
-        except TypeError as exc:
-            raise LookupError(f"--arg {text}: {exc}") from None
-        return DeclTensor(tuple(int(n) for n in shape.replace(" ", "").split("x") if n), kind)
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return text  # also what looks like a literal and is none: an unhashable key, a nesting too deep for the parser
+        return to_text(kernel.trace(*args, **kwargs), locations)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -341,7 +265,7 @@ def compare(
     """
     from opennki.tools.compare import compare as run
 
-    made = _loaded(kernel, args, arg, lambda loaded, positional, named: run(_kernel(loaded, target, grid), positional, named, seed))
+    made = _loaded(kernel, args, arg, target, grid, lambda made, positional, named: run(made, positional, named, seed))
     print(made.text)
     if tape and made.tape:
         print(made.tape)
@@ -364,7 +288,7 @@ def memory(
     """
     from opennki.tools.memory import memory_of, show, write
 
-    made = _loaded(kernel, args, arg, lambda loaded, positional, named: memory_of(_kernel(loaded, target, grid), positional, named))
+    made = _loaded(kernel, args, arg, target, grid, memory_of)
     show(made)
     try:
         write(made, svg, as_json)
@@ -387,7 +311,7 @@ def bench(
     """
     from opennki.tools.latency import bench as run
 
-    print(_loaded(kernel, args, arg, lambda loaded, positional, named: run(_kernel(loaded, target, grid), positional, named, as_json)))
+    print(_loaded(kernel, args, arg, target, grid, lambda made, positional, named: run(made, positional, named, as_json)))
 
 
 @app.command()
@@ -405,7 +329,59 @@ def profile(
     """
     from opennki.tools.latency import profile as run
 
-    print(_loaded(kernel, args, arg, lambda loaded, positional, named: run(_kernel(loaded, target, grid), positional, named, out)))
+    print(_loaded(kernel, args, arg, target, grid, lambda made, positional, named: run(made, positional, named, out)))
+
+
+@app.command()
+def sweep(
+    kernel: KernelName,
+    grid: Annotated[list[str] | None, typer.Option("--grid", help="A parameter and its values: rows=128,256 or n=128..4096*2.")] = None,
+    args: Arguments = "",
+    arg: Argument = None,
+    target: TargetName = None,
+    out: Annotated[str, typer.Option("--out", "-o", help="Folder of the results; what is done there is not done again.")] = "sweep",
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, max=1024, help="Processes; default OPENNKI_NUM_THREADS.")] = None,
+    limit: Annotated[float, typer.Option("--time-limit", min=0.1, help="Seconds that a point may take.")] = 300.0,
+    checks: Annotated[str, typer.Option("--checks", help="Checks of the runs: full, fast, off, or none to not run the kernel.")] = "fast",
+    seed: Annotated[int, typer.Option(help="Seed of the values of the tensors.")] = 0,
+    retry: Annotated[bool, typer.Option("--retry", help="Run points again that did not succeed.")] = False,
+    parquet: Annotated[bool | None, typer.Option("--parquet/--no-parquet", help="Default: where pyarrow is installed.")] = None,
+    plot: Annotated[bool | None, typer.Option("--plot/--no-plot", help="Default: where matplotlib is installed.")] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Run on a Ray cluster.")] = False,
+    ray_address: Annotated[str | None, typer.Option("--ray-address", help="The cluster; default: as Ray finds it.")] = None,
+) -> None:
+    """Estimate and run a kernel for all combinations of shapes, dtypes, targets and tuning parameters, side by side.
+
+    {name} in the name of the kernel and in arguments stands for the values of --grid name=...; `target` and `launch` are the target and the
+    launch grid; other parameters are keyword arguments of the kernel. Results go to results.csv, results.parquet and plot.svg. A point that
+    fails, crashes or takes too long is a row with its error.
+    """
+    from opennki.tools.arguments import split
+    from opennki.tools.run_script import report
+    from opennki.tools.sweep.run import Options
+    from opennki.tools.sweep.run import sweep as run
+    from opennki.tools.sweep.tables import has
+
+    path, _, attribute = kernel.rpartition(":")
+    if not path or not attribute:
+        raise _fail(f"{kernel!r}: write script.py:kernel")
+    if not Path(path).is_file():
+        raise _fail(f"there is no file {path}")
+    if checks not in ("full", "fast", "off", "none"):
+        raise _fail(f"--checks {checks}: one of full, fast, off, none")
+    try:
+        for what, asked in (("parquet", parquet), ("plot", plot)):
+            if asked is None and not has(what):
+                print(f"opennki: no {what}, pip install 'opennki[sweep]' brings what it needs", file=sys.stderr)
+        options = Options(out, jobs, limit, checks, seed, retry, ("csv", "parquet") if (has("parquet") if parquet is None else parquet)
+                          else ("csv",), has("plot") if plot is None else plot, ray or ray_address is not None, ray_address)  # fmt: skip
+        text, status = run(path, attribute, [*split(args), *(arg or [])], target, grid or [], options)
+    except NkiError as exc:
+        exc.loc = UNKNOWN
+        report(exc, sys.stderr)
+        raise typer.Exit(1) from None
+    print(text)
+    raise typer.Exit(status)
 
 
 @app.command()

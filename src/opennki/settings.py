@@ -364,6 +364,11 @@ def environment_of(place: Rendezvous, threads: int) -> dict[str, str]:
     return {_ENV_OF["num_threads"]: str(threads), **os.environ, _ENV_OF["rendezvous"]: place.text()}
 
 
+def worker_environment(threads: int) -> dict[str, str]:
+    """The environment of a worker of `opennki sweep`: that of a command of opennki's own, with a number of threads."""
+    return {**own_environment(), _ENV_OF["num_threads"]: str(threads)}
+
+
 def own_environment() -> dict[str, str]:
     """The environment for a command of opennki's own: it finds this very package, also where that is not installed."""
     here = str(Path(__file__).resolve().parents[1])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -15,15 +12,7 @@ import neuronxcc.nki.distributed as dist
 import neuronxcc.nki.language as nl
 from opennki.errors import NkiError, NkiValueError
 
-ray = pytest.importorskip("ray", reason="Ray is not installed; make test-ray brings it")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    paths = [str(Path(opennki.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
-    ray.init(num_cpus=3, log_to_driver=False, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}})
-    yield
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 def kernel_of():

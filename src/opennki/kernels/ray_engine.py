@@ -12,6 +12,7 @@ from opennki.interpret import simulate as sim
 from opennki.kernels.launch import Task
 from opennki.ranks import mesh
 from opennki.ranks.remote import Run
+from opennki.settings import own_environment
 
 
 def on_ray(task: Task, processes: int | None) -> list[Any]:
@@ -25,8 +26,7 @@ def on_ray(task: Task, processes: int | None) -> list[Any]:
         import ray
     except ImportError:
         raise NkiValueError("engine='ray' and Ray is not installed", rule="it needs Ray", fix="pip install 'opennki[ray]'") from None
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False)
+    connect()
     cpus = int(ray.cluster_resources().get("CPU", 1))
     count = min(task.ranks, processes or cpus)
     if count > cpus:
@@ -53,6 +53,15 @@ def on_ray(task: Task, processes: int | None) -> list[Any]:
     if error is not None:
         raise error
     return [member.value() for member in members.values()]
+
+
+def connect(address: str | None = None) -> None:
+    """Connect to a Ray cluster, where that has not been done: at `address`, else where Ray finds one, else one that it starts on this
+    machine. Its processes find the opennki of this one where they run on this machine."""
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": own_environment()["PYTHONPATH"]}})
 
 
 def _run(

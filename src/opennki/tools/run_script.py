@@ -7,7 +7,7 @@ import runpy
 import sys
 import traceback
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TextIO
 
 import opennki
@@ -111,6 +111,11 @@ def without_our_frames(exc: BaseException) -> list[str]:
 def load(path: str, attribute: str) -> object:
     """The object of a script, imported under the drop-in (its `__main__` block does not run). LookupError if
     it has no such name."""
+    return found(load_module(path), attribute, path)
+
+
+def load_module(path: str) -> ModuleType:
+    """A script, imported under the drop-in."""
     import importlib.util
 
     import opennki.dropin  # noqa: F401
@@ -123,14 +128,19 @@ def load(path: str, attribute: str) -> object:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    found: object = module
+    return module
+
+
+def found(module: ModuleType, attribute: str, path: str) -> object:
+    """What a dotted name stands for in a module. LookupError, with the names that there are, if it has no such."""
+    here: object = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(here, part):
             kernels = ", ".join(
                 n
                 for n, v in vars(module).items()
-                if callable(v) and getattr(v, "__module__", "") == spec.name
+                if callable(v) and getattr(v, "__module__", "") == module.__name__
             )
             raise LookupError(f"{path} has no {attribute!r}" + (f"; it has {kernels}" if kernels else ""))
-        found = getattr(found, part)
-    return found
+        here = getattr(here, part)
+    return here
