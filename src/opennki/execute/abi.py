@@ -140,7 +140,7 @@ class Call(C.Structure):
     _fields_: ClassVar[Any] = [
         ("kind", C.c_int32), ("rank", C.c_int32), ("what", C.c_void_p), ("shape", C.c_int64 * RANK),
         ("n_addresses", C.c_int32), ("n_bounds", C.c_int32), ("n_clips", C.c_int32), ("n_preds", C.c_int32), ("n_indices", C.c_int32),
-        ("whole", C.c_int32),
+        ("whole", C.c_int32), ("keep", C.c_int32 * 2),
         ("addresses", C.POINTER(Address)), ("bounds", C.POINTER(Bound)), ("clips", C.POINTER(Clip)),
         ("preds", C.POINTER(AffineExpr)), ("indices", C.POINTER(AffineExpr)),
     ]  # fmt: skip
@@ -162,13 +162,19 @@ class Watch(C.Structure):
     ]  # fmt: skip
 
 
+class Keep(C.Structure):
+    """An operand of a product that is packed once for each place, and kept."""
+
+    _fields_: ClassVar[Any] = [("places", C.c_int64), ("bytes", C.c_int64)]
+
+
 class TapeStruct(C.Structure):
     """The tape."""
 
     _fields_: ClassVar[Any] = [
         ("ops", C.POINTER(OpStruct)), ("calls", C.POINTER(Call)), ("affines", C.POINTER(AffineExpr)), ("terms", C.POINTER(Term)),
-        ("addresses", C.POINTER(Address)), ("watches", C.POINTER(Watch)),
-        ("n_ops", C.c_int64), ("n_env", C.c_int64), ("n_buffers", C.c_int64), ("scratch", C.c_int64),
+        ("addresses", C.POINTER(Address)), ("watches", C.POINTER(Watch)), ("keeps", C.POINTER(Keep)),
+        *((n, C.c_int64) for n in ("n_ops", "n_env", "n_buffers", "scratch", "n_keeps")),
     ]  # fmt: skip
 
 

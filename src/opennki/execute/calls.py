@@ -34,6 +34,7 @@ class Call:
     indices: list[Affine] = field(default_factory=list)
     instrs: tuple[Instr, ...] = ()  # what it computes
     whole: bool = False  # the mask decides whether it runs, and narrows nothing
+    places: tuple[int, int] = (0, 0)  # of a product: places of each operand that is packed once and kept, see execute.keep
 
     @property
     def size(self) -> int:
@@ -147,6 +148,15 @@ def product_scratch(what: Any) -> int:
     lib = library().lib
     assert lib is not None
     return int(lib.nki_mm_scratch(C.byref(what)))
+
+
+def kept_bytes(what: Any, moving: int) -> int:
+    """Bytes of an operand of a matrix product as it is packed and kept, 0 where products are not made from packed operands."""
+    from opennki.execute.build import library
+
+    lib = library().lib
+    assert lib is not None
+    return int(lib.nki_mm_kept(C.byref(what), moving))
 
 
 def pointer(what: Any) -> int:

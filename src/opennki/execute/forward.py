@@ -12,7 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from opennki.execute import abi
-from opennki.execute.calls import SIZES, Call, Operand, moved, operands, over_split, space
+from opennki.execute.calls import SIZES, Call, Operand, kept_bytes, moved, operands, over_split, space
 from opennki.execute.nodes import Back, Divide, Loop, Made, Node, Run, Zero, inner, walk
 from opennki.execute.parallel import used, uses
 from opennki.ir.affine import Affine, Range, Var
@@ -98,7 +98,7 @@ class _Body:
             return False
         changes: list[tuple[Run, Call]] = []
         for _, node in users:
-            call = _redirected(node, copied) if isinstance(node, Run) else None
+            call = _redirected(node, copied, source not in self.written) if isinstance(node, Run) else None
             if call is None:
                 return False
             changes.append((node, call))
@@ -198,27 +198,35 @@ def turned(copied: Copied) -> Copied | None:
     return _ordered(copied._replace(dims=[(n, s, d) for n, d, s in copied.dims], to=copied.source, source=copied.to))
 
 
-def _redirected(node: Run, copied: Copied) -> Call | None:
-    """A call that reads the source of a copy instead of its target."""
+def _redirected(node: Run, copied: Copied, steady: bool) -> Call | None:
+    """A call that reads the source of a copy instead of its target. steady: nobody writes the source."""
     call: Call | None = node.call
     if any(written for a, written in node.touches if a.alloc is copied.target) or node.call.bounds:
         return None
     for address, (_, slot) in enumerate(node.call.addresses):
         if slot == copied.to[1]:
-            call = _moved(call, address, copied, node.ranges) if call is not None else None
+            call = _moved(call, address, copied, node.ranges, steady) if call is not None else None
     return call
 
 
-def _moved(call: Call, address: int, copied: Copied, ranges: dict[Var, Range]) -> Call | None:
+def _moved(call: Call, address: int, copied: Copied, ranges: dict[Var, Range], steady: bool = False) -> Call | None:
     """The call with what it addresses in the target of a copy at its place in the source."""
     walk_ = space(call)
     if walk_ is not None and walk_.free:
         call = over_split(call, walk_, address, [(n, d) for n, d, _ in copied.dims]) or call
     operand = next((o for o in operands(call) or () if o.address == address), None)
     way = None if operand is None else _way(operand, call.addresses[address][0], copied, ranges)
-    if way is None or operand is None or (call.kind == abi.K_MM and max(map(abs, way[2])) > FAR):
+    if way is None or operand is None:
+        return None
+    if call.kind == abi.K_MM and max(map(abs, way[2])) > FAR and not (steady and _is_kept(call, address, way[0], ranges)):
         return None
     return moved(call, operand, *way)
+
+
+def _is_kept(call: Call, address: int, offset: Affine, ranges: dict[Var, Range]) -> bool:
+    """Whether a product will pack this operand once (execute.keep): it comes to the same place again in some loop."""
+    moving = {atom for atom, _ in offset.terms}
+    return any(hi > lo and var not in moving for var, (lo, hi) in ranges.items()) and kept_bytes(call.what, address) > 0
 
 
 def _way(operand: Operand, offset: Affine, copied: Copied, ranges: dict[Var, Range]) -> tuple[Affine, int, tuple[int, ...]] | None:

@@ -13,9 +13,10 @@ from typing import Any
 
 from opennki.execute import parallel
 from opennki.execute.calls import Call
-from opennki.execute.forward import forward
+from opennki.execute.forward import changed, forward
 from opennki.execute.group import Group
 from opennki.execute.instruction import Broken, Instruction
+from opennki.execute.keep import keep
 from opennki.execute.merge import merge
 from opennki.execute.nodes import Back, Branch, Divide, Loop, Made, Node, Repeat, Run, Touch, Zero, walk, work
 from opennki.execute.record import Unsupported
@@ -67,6 +68,7 @@ class Lowering:
             self.unread, self.unwritten = parallel.registers(self.nodes, tape)
         self.uses = parallel.uses(self.nodes, tape)
         parallel.choose(self, self.nodes)
+        keep(self, {alloc for node in walk(self.nodes) for alloc in changed(node)})
         self.programs = self._programs()
 
     @property

@@ -6,7 +6,7 @@ import ctypes as C
 from typing import TYPE_CHECKING, Any
 
 from opennki.execute import abi
-from opennki.execute.calls import Call, pointer, product_scratch
+from opennki.execute.calls import Call, kept_bytes, pointer, product_scratch
 from opennki.execute.nodes import Back, Branch, Divide, Forget, Loop, Mark, Node, Repeat, Run, Zero
 from opennki.ir.affine import Affine, Var
 from opennki.isa import dtypes
@@ -124,6 +124,16 @@ class Native:
             return made
 
         calls = []
+        keeps: list[tuple[int, int]] = []
+
+        def kept(call: Call) -> Any:
+            numbers = [-1, -1]
+            for operand, places in enumerate(call.places):
+                if places:
+                    numbers[operand] = len(keeps)
+                    keeps.append((places, kept_bytes(call.what, operand)))
+            return (C.c_int32 * 2)(*numbers)
+
         for c in self.calls:
             addresses = array(abi.Address, [(affine(e), slot) for e, slot in c.addresses])
             bounds = array(abi.Bound, [(affine(e), _strides(s), *rest) for e, s, *rest in c.bounds]) if c.bounds else None
@@ -133,7 +143,7 @@ class Native:
             keep.append(c.what)
             calls.append((
                 c.kind, len(c.shape), pointer(c.what), _strides(c.shape), len(c.addresses), len(c.bounds), len(c.clips), len(c.preds),
-                len(c.indices), int(c.whole), addresses, bounds, clips, preds, indices,
+                len(c.indices), int(c.whole), kept(c), addresses, bounds, clips, preds, indices,
             ))  # fmt: skip
         ops = array(abi.OpStruct, self.ops)
         affines = array(abi.AffineExpr, [affine(e) for e in self.affines])
@@ -142,7 +152,8 @@ class Native:
         watches = array(abi.Watch, [self.watch(w, [affine(e) for e in w.base]) for w in self.watches])
         made_terms = array(abi.Term, terms)
         scratch = max([scratch_of(c) for c in self.calls], default=0)
-        struct = abi.TapeStruct(ops, made_calls, affines, made_terms, tests, watches, len(self.ops), self.n_env, self.n_buffers, scratch)
+        sizes = len(self.ops), self.n_env, self.n_buffers, scratch, len(keeps)
+        struct = abi.TapeStruct(ops, made_calls, affines, made_terms, tests, watches, array(abi.Keep, keeps), *sizes)
         return struct, keep
 
 

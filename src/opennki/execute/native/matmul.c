@@ -374,8 +374,17 @@ int nki_in_pairs(const nki_mm *k)
 
 void nki_mm_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch)
 {
-    if (!nki_in_pairs(k) || !nki_tiles_run(k, stationary, moving, dst, scratch)) nki_mm_vectors(k, stationary, moving, dst, scratch);
+    nki_mm_kept_run(k, stationary, moving, dst, scratch, NULL, NULL);
 }
+
+void nki_mm_kept_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
+                     const void *kept_m)
+{
+    if (!nki_in_pairs(k) || !nki_tiles_run(k, stationary, moving, dst, scratch, kept_s, kept_m))
+        nki_mm_vectors(k, stationary, moving, dst, scratch);
+}
+
+size_t nki_mm_kept(const nki_mm *k, int moving) { return nki_in_pairs(k) ? nki_tiles_kept(k, moving) : 0; }
 
 void nki_mm_vectors(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch)
 {

@@ -121,13 +121,23 @@ typedef struct {
 size_t nki_mm_scratch(const nki_mm *k);
 void nki_mm_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch);
 void nki_mm_vectors(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch); /* without the tile unit */
+
+/* An operand that many products share can be packed once and kept. nki_mm_kept: bytes of the packed stationary (0) or moving
+ * (1) operand, 0 where products are not made from packed operands; nki_tiles_keep packs it, to a place aligned to 64.
+ * nki_mm_kept_run: the product with operands that are kept, or NULL. */
+size_t nki_mm_kept(const nki_mm *k, int moving);
+void nki_mm_kept_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
+                     const void *kept_m);
 #define NKI_PAIRS 32
 int nki_in_pairs(const nki_mm *k);
 
 /* The same for operands that are summed in pairs, by the tile unit of the CPU; 0, with dst as it was, where there is none,
  * or where it would round in another way (infinities, NaN, and numbers so small that results may be denormal). */
 size_t nki_tiles_scratch(const nki_mm *k);
-int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch);
+int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
+                  const void *kept_m);
+size_t nki_tiles_kept(const nki_mm *k, int moving);
+void nki_tiles_keep(const nki_mm *k, int moving, const char *at, void *packed);
 int nki_tiles_use(int wanted); /* 0: leave the tile unit alone, from now on; returns whether it is used */
 
 /* ---- copies, bit by bit, of 1, 2, 4 or 8 byte elements with any strides ---------------------------------- */
@@ -201,7 +211,8 @@ typedef struct {
     const void *what; /* the descriptor */
     int64_t shape[NKI_RANK]; /* iteration space, for masks and bounds */
     int32_t n_addresses, n_bounds, n_clips, n_preds, n_indices;
-    int32_t whole; /* clips decide whether it runs, and narrow nothing */
+    int32_t whole;   /* clips decide whether it runs, and narrow nothing */
+    int32_t keep[2]; /* of a product: number of the nki_keep of each operand; -1: it is not kept */
     const nki_address *addresses;
     const nki_bound *bounds;
     const nki_guard *clips;
@@ -239,6 +250,12 @@ typedef struct {
     int64_t low[NKI_RANK], high[NKI_RANK], cell[NKI_RANK], cells[NKI_RANK];
 } nki_watch;
 
+/* An operand of a product in a tensor that nobody writes, which later runs of the call meet again: at up to `places` places,
+ * each of which is packed when it is first met, into `bytes` bytes. */
+typedef struct {
+    int64_t places, bytes;
+} nki_keep;
+
 typedef struct {
     const nki_op *ops;
     const nki_call *calls;
@@ -246,7 +263,8 @@ typedef struct {
     const nki_term *terms;
     const nki_address *addresses;
     const nki_watch *watches;
-    int64_t n_ops, n_env, n_buffers, scratch;
+    const nki_keep *keeps;
+    int64_t n_ops, n_env, n_buffers, scratch, n_keeps;
 } nki_tape;
 
 /* What a run asks Python for: the interpreter's step of an instruction without a native form. */

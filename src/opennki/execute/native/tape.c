@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "fpenv.h"
+#include "shelf.h"
 #include "steps.h"
 
 #define MAX_TILES 64
@@ -24,7 +25,7 @@ static inline int64_t floor_div(int64_t a, int64_t b) {
 }
 
 /* One call; 0, or the number of a broken bound. */
-static int64_t call(const nki_tape *t, const nki_call *c, const int64_t *env, char *const *buffers, void *scratch,
+static int64_t call(const nki_tape *t, nki_shelf *shelves, const nki_call *c, const int64_t *env, char *const *buffers, void *scratch,
                     int64_t *wrong) {
     int64_t low[NKI_RANK], high[NKI_RANK];
     const int64_t *lo = NULL, *hi = NULL;
@@ -73,7 +74,12 @@ static int64_t call(const nki_tape *t, const nki_call *c, const int64_t *env, ch
         nki_ew_run(c->what, at, preds, indices, lo, hi);
         break;
     }
-    case NKI_K_MM: nki_mm_run(c->what, at[0], at[1], at[2], scratch); break;
+    case NKI_K_MM: {
+        const void *kept[2];
+        for (int i = 0; i < 2; i++) kept[i] = c->keep[i] < 0 ? NULL : nki_shelf_get(shelves, c->keep[i], c->what, i, at[i]);
+        nki_mm_kept_run(c->what, at[0], at[1], at[2], scratch, kept[0], kept[1]);
+        break;
+    }
     case NKI_K_COPY: nki_copy_run(c->what, at[0], at[1], lo, hi); break;
     case NKI_K_SCAN: nki_scan_run(c->what, at[0], at[1], c->n_addresses > 3 ? at[3] : NULL, at[2]); break;
     case NKI_K_PFOLD: nki_pfold_run(c->what, at[0], at[1]); break;
@@ -97,9 +103,9 @@ static int64_t nanoseconds(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-static int64_t timed(int64_t *table, int number, const nki_tape *t, const int64_t *env, char *const *buffers, void *scratch,
-                     int64_t *wrong) {
-    int64_t start = nanoseconds(), error = call(t, t->calls + number, env, buffers, scratch, wrong);
+static int64_t timed(int64_t *table, int number, const nki_tape *t, nki_shelf *shelves, const int64_t *env, char *const *buffers,
+                     void *scratch, int64_t *wrong) {
+    int64_t start = nanoseconds(), error = call(t, shelves, t->calls + number, env, buffers, scratch, wrong);
     __atomic_fetch_add(table + 2 * number, nanoseconds() - start, __ATOMIC_RELAXED);
     __atomic_fetch_add(table + 2 * number + 1, 1, __ATOMIC_RELAXED);
     return error;
@@ -164,6 +170,7 @@ typedef struct {
 /* Tasks of a team: iterations of a loop (ops from .. to), or programs. */
 typedef struct {
     team *all;
+    nki_shelf *shelves; /* of the program that a loop is in */
     int64_t *envs;
     int64_t from, to, var, failed, error, wrong[3];
 } job;
@@ -178,10 +185,11 @@ static void dismiss(team *all) {
     for (int i = 0; i < 64; i++) free(all->scratch[i]);
 }
 
-static int64_t loop(team *all, int64_t at, const int64_t *env, int64_t *wrong);
+static int64_t loop(team *all, nki_shelf *shelves, int64_t at, const int64_t *env, int64_t *wrong);
 
-/* Ops from .. to by one thread of a team; `serial`: it is the one that may start the others. */
-static int64_t run(team *all, int worker, int serial, int64_t from, int64_t to, int64_t *env, int64_t *wrong) {
+/* Ops from .. to by one thread of a team; `serial`: it is the one that may start the others. `shelves`: what is kept of products, for
+ * one run of a program, as arguments change from run to run. */
+static int64_t run(team *all, nki_shelf *shelves, int worker, int serial, int64_t from, int64_t to, int64_t *env, int64_t *wrong) {
     const nki_tape *t = all->t;
     char *const *buffers = all->buffers + worker * t->n_buffers;
     void *scratch = scratch_of(all, worker);
@@ -195,7 +203,7 @@ static int64_t run(team *all, int worker, int serial, int64_t from, int64_t to, 
             if (!o->n) {
                 pc = o->b;
             } else if (o->c && serial && all->threads > 1) {
-                int64_t error = loop(all, pc - 1, env, wrong);
+                int64_t error = loop(all, shelves, pc - 1, env, wrong);
                 if (error) return error;
                 pc = o->b;
             }
@@ -209,8 +217,8 @@ static int64_t run(team *all, int worker, int serial, int64_t from, int64_t to, 
         case NKI_OP_JUMP: pc = o->b; break;
         case NKI_OP_DIV: env[o->a] = floor_div(value(t, t->affines + o->b, env), o->n); break;
         case NKI_OP_RUN: {
-            int64_t error = table ? timed(table, o->a, t, env, buffers, scratch, wrong)
-                                  : call(t, t->calls + o->a, env, buffers, scratch, wrong);
+            int64_t error = table ? timed(table, o->a, t, shelves, env, buffers, scratch, wrong)
+                                  : call(t, shelves, t->calls + o->a, env, buffers, scratch, wrong);
             if (error) return error;
             break;
         }
@@ -256,10 +264,10 @@ static int64_t finish(const job *j, int64_t *wrong) {
     return j->error;
 }
 
-static void task(job *j, int64_t number, int worker, int64_t *env) {
+static void task(job *j, nki_shelf *shelves, int64_t number, int worker, int64_t *env) {
     int64_t wrong[3] = {0};
     nki_fp saved = nki_fp_enter();
-    int64_t error = run(j->all, worker, 0, j->from, j->to, env, wrong);
+    int64_t error = run(j->all, shelves, worker, 0, j->from, j->to, env, wrong);
     nki_fp_leave(saved);
     if (error) failed(j, number, error, wrong);
 }
@@ -268,22 +276,25 @@ static void iteration(void *arg, int64_t number, int worker) {
     job *j = arg;
     int64_t *env = j->envs + worker * j->all->t->n_env;
     env[j->var] = number;
-    task(j, number, worker, env);
+    task(j, j->shelves, number, worker, env);
 }
 
 static void program(void *arg, int64_t number, int worker) {
     job *j = arg;
-    task(j, number, worker, j->envs + number * j->all->t->n_env);
+    const nki_tape *t = j->all->t;
+    nki_shelf *shelves = nki_shelves_new(t->keeps, t->n_keeps);
+    task(j, shelves, number, worker, j->envs + number * t->n_env);
+    nki_shelves_free(shelves, t->n_keeps);
 }
 
 /* The loop whose FOR is op `at`, on the threads of a team. */
-static int64_t loop(team *all, int64_t at, const int64_t *env, int64_t *wrong) {
+static int64_t loop(team *all, nki_shelf *shelves, int64_t at, const int64_t *env, int64_t *wrong) {
     const nki_tape *t = all->t;
     const nki_op *o = t->ops + at;
     int64_t *envs = malloc((size_t)(all->threads * t->n_env) * sizeof(int64_t));
     if (!envs) abort();
     for (int i = 0; i < all->threads; i++) memcpy(envs + i * t->n_env, env, (size_t)t->n_env * sizeof(int64_t));
-    job j = {.all = all, .envs = envs, .from = at + 1, .to = o->b - 1, .var = o->a, .failed = -1};
+    job j = {.all = all, .shelves = shelves, .envs = envs, .from = at + 1, .to = o->b - 1, .var = o->a, .failed = -1};
     nki_parallel(all->threads, o->n, iteration, &j);
     free(envs);
     return finish(&j, wrong);
@@ -292,7 +303,9 @@ static int64_t loop(team *all, int64_t at, const int64_t *env, int64_t *wrong) {
 int64_t nki_tape_serial(const nki_tape *t, int64_t *env, int threads, char *const *buffers, nki_callback back, int64_t *wrong) {
     team all = {.t = t, .buffers = buffers, .threads = threads > 64 ? 64 : threads, .back = back};
     nki_fp saved = nki_fp_enter();
-    int64_t error = run(&all, 0, 1, 0, t->n_ops, env, wrong);
+    nki_shelf *shelves = nki_shelves_new(t->keeps, t->n_keeps);
+    int64_t error = run(&all, shelves, 0, 1, 0, t->n_ops, env, wrong);
+    nki_shelves_free(shelves, t->n_keeps);
     nki_fp_leave(saved);
     dismiss(&all);
     return error;

@@ -39,13 +39,13 @@ int nki_tiles_use(int wanted) {
     return now;
 }
 
-static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+/* An operand is packed in strips of 32 columns: two rows of `deep` tiles each. */
+static int deep_of(const nki_mm *k) { return (k->K + DEEP - 1) / DEEP; }
+static int64_t strip_of(const nki_mm *k) { return 2 * (int64_t)deep_of(k) * TILE; }
+static int64_t strips(int n) { return (n + 2 * SIDE - 1) / (2 * SIDE); }
+static int worth(const nki_mm *k) { return k->K >= 8 && (int64_t)k->M * k->N >= 2 * SIDE * SIDE; } /* padding would be most of it */
 
-size_t nki_tiles_scratch(const nki_mm *k) {
-    const int64_t K = up(k->K, DEEP), M = up(k->M, 2 * SIDE);
-    const int64_t wide = k->M > k->N ? k->M : k->N;
-    return (size_t)(K * M * 2 + K * 2 * SIDE * 2 + 4 * TILE + 2 * up(wide, 64) * 2);
-}
+size_t nki_tiles_scratch(const nki_mm *k) { return (size_t)((strips(k->M) + 1) * strip_of(k) + 4 * TILE); }
 
 /* Largest and smallest magnitude but for 0, as 16-bit numbers; less one, which makes 0 the largest. */
 typedef struct {
@@ -202,41 +202,93 @@ static WITH_TILES void begin(void) {
 }
 static WITH_TILES void end(void) { _tile_release(); }
 
-int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch) {
-    int used = __atomic_load_n(&use, __ATOMIC_RELAXED);
-    if (used < 0) used = nki_tiles_use(1);
-    if (!used || k->K < 8 || (int64_t)k->M * k->N < 2 * SIDE * SIDE) return 0; /* padding would be most of it */
-    const operand a = {k->s_dtype, k->M, k->s_stride[0], k->s_stride[1], stationary};
-    const operand b = {k->m_dtype, k->N, k->m_stride[0], k->m_stride[1], moving};
-    const int deep = (k->K + DEEP - 1) / DEEP;
-    const int64_t row = (int64_t)deep * TILE;
-    char *left = scratch, *right = left + up(k->M, 2 * SIDE) / SIDE * row, *p = right + 2 * row;
-    float *out = (float *)p;
-    uint16_t *room = (uint16_t *)(p + 4 * TILE);
-    range in_a = {_mm512_setzero_si512(), _mm512_set1_epi16(-1)};
-    for (int m = 0; m < up(k->M, 2 * SIDE); m += SIDE)
-        for (int i = 0; i < deep; i++) pack(&a, k->K, i * DEEP, m, 0, left + m / SIDE * row + i * TILE, &in_a, room);
-    const int of_a = smallest(&in_a);
-    if (of_a < 0) return 0;
-    begin();
-    for (int n = 0; n < k->N; n += 2 * SIDE) {
-        range in_b = {_mm512_setzero_si512(), _mm512_set1_epi16(-1)};
-        for (int j = 0; j < 2; j++)
-            for (int i = 0; i < deep; i++) pack(&b, k->K, i * DEEP, n + j * SIDE, 1, right + j * row + i * TILE, &in_b, room);
-        const int of_b = smallest(&in_b), cols = k->N - n < 2 * SIDE ? k->N - n : 2 * SIDE;
-        if (of_b < 0 || of_a + of_b < SMALLEST) { /* the same columns without the unit */
-            nki_mm rest = *k;
-            end();
-            rest.N = k->N - n;
-            nki_mm_vectors(&rest, stationary, moving + n * k->m_stride[1], dst + n * k->d_stride[1], scratch);
-            return 1;
-        }
+/* 32 columns from `first` on, packed; their smallest exponent. */
+static int pack_strip(const operand *o, int K, int first, int turned, char *to) {
+    range r = {_mm512_setzero_si512(), _mm512_set1_epi16(-1)};
+    uint16_t room[2 * SIDE];
+    for (int j = 0; j < 2; j++)
+        for (int k0 = 0; k0 < K; k0 += DEEP, to += TILE) pack(o, K, k0, first + j * SIDE, turned, to, &r, room);
+    return smallest(&r);
+}
+
+static int pack_all(const operand *o, int K, int turned, char *to, int64_t strip) {
+    int least = 255;
+    for (int first = 0; first < o->n; first += 2 * SIDE, to += strip) {
+        const int e = pack_strip(o, K, first, turned, to);
+        least = e < least ? e : least;
+    }
+    return least;
+}
+
+static operand operand_of(const nki_mm *k, int moving, const char *at) {
+    if (moving) return (operand){k->m_dtype, k->N, k->m_stride[0], k->m_stride[1], at};
+    return (operand){k->s_dtype, k->M, k->s_stride[0], k->s_stride[1], at};
+}
+
+static int used(void) {
+    const int now = __atomic_load_n(&use, __ATOMIC_RELAXED);
+    return now < 0 ? nki_tiles_use(1) : now;
+}
+
+size_t nki_tiles_kept(const nki_mm *k, int moving) {
+    return used() && worth(k) ? (size_t)(strips(moving ? k->N : k->M) * strip_of(k)) + 64 : 0;
+}
+
+/* The smallest exponent is behind the strips. */
+static int32_t *exponent_of(const nki_mm *k, int moving, const void *packed) {
+    return (int32_t *)(void *)((char *)(uintptr_t)packed + strips(moving ? k->N : k->M) * strip_of(k));
+}
+
+void nki_tiles_keep(const nki_mm *k, int moving, const char *at, void *packed) {
+    const operand o = operand_of(k, moving, at);
+    *exponent_of(k, moving, packed) = pack_all(&o, k->K, moving, packed, strip_of(k));
+}
+
+/* The results of a strip of rows and one of columns. */
+static void meet(const nki_mm *k, const char *a, const char *b, int m, int n, char *dst, char *room) {
+    const int rows = k->M - m < 2 * SIDE ? k->M - m : 2 * SIDE, cols = k->N - n < 2 * SIDE ? k->N - n : 2 * SIDE;
+    const int straight = !k->accumulate && k->d_stride[1] == 4 && rows == 2 * SIDE && cols == 2 * SIDE;
+    char *d = dst + m * k->d_stride[0] + n * k->d_stride[1];
+    block(a, b, strip_of(k) / 2, deep_of(k), straight ? d : room, straight ? k->d_stride[0] : 2 * SIDE * 4);
+    if (!straight) put(k, d, (const float *)(void *)room, rows, cols);
+}
+
+int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
+                  const void *kept_m) {
+    if (!used() || !worth(k)) return 0;
+    const operand a = operand_of(k, 0, stationary), b = operand_of(k, 1, moving);
+    const int64_t strip = strip_of(k);
+    char *room = scratch, *right = room + 4 * TILE, *left = right + strip;
+    nki_mm rest = *k;
+    if (kept_m) { /* by rows: those of one strip stay in the first cache while the columns go by */
+        const int of_b = *exponent_of(k, 1, kept_m);
+        if (of_b < 0) return 0;
+        begin();
         for (int m = 0; m < k->M; m += 2 * SIDE) {
-            const int rows = k->M - m < 2 * SIDE ? k->M - m : 2 * SIDE;
-            char *d = dst + m * k->d_stride[0] + n * k->d_stride[1];
-            const int straight = !k->accumulate && k->d_stride[1] == 4 && rows == 2 * SIDE && cols == 2 * SIDE;
-            block(left + m / SIDE * row, right, row, deep, straight ? d : p, straight ? k->d_stride[0] : 2 * SIDE * 4);
-            if (!straight) put(k, d, out, rows, cols);
+            const char *rows = kept_s ? (const char *)kept_s + m / (2 * SIDE) * strip : left;
+            const int of_a = kept_s ? *exponent_of(k, 0, kept_s) : pack_strip(&a, k->K, m, 0, left);
+            if (of_a < 0 || of_a + of_b < SMALLEST) { /* the same rows without the unit */
+                end();
+                rest.M = k->M - m;
+                nki_mm_vectors(&rest, stationary + m * k->s_stride[1], moving, dst + m * k->d_stride[0], scratch);
+                return 1;
+            }
+            for (int n = 0; n < k->N; n += 2 * SIDE) meet(k, rows, (const char *)kept_m + n / (2 * SIDE) * strip, m, n, dst, room);
+        }
+    } else { /* by columns, which are packed as they come */
+        const int of_a = kept_s ? *exponent_of(k, 0, kept_s) : pack_all(&a, k->K, 0, left, strip);
+        const char *rows = kept_s ? kept_s : left;
+        if (of_a < 0) return 0;
+        begin();
+        for (int n = 0; n < k->N; n += 2 * SIDE) {
+            const int of_b = pack_strip(&b, k->K, n, 1, right);
+            if (of_b < 0 || of_a + of_b < SMALLEST) { /* the same columns without the unit */
+                end();
+                rest.N = k->N - n;
+                nki_mm_vectors(&rest, stationary, moving + n * k->m_stride[1], dst + n * k->d_stride[1], scratch);
+                return 1;
+            }
+            for (int m = 0; m < k->M; m += 2 * SIDE) meet(k, rows + m / (2 * SIDE) * strip, right, m, n, dst, room);
         }
     }
     end();
@@ -252,8 +304,16 @@ size_t nki_tiles_scratch(const nki_mm *k) {
     (void)k;
     return 0;
 }
-int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch) {
-    (void)k, (void)stationary, (void)moving, (void)dst, (void)scratch;
+size_t nki_tiles_kept(const nki_mm *k, int moving) {
+    (void)k, (void)moving;
+    return 0;
+}
+void nki_tiles_keep(const nki_mm *k, int moving, const char *at, void *packed) {
+    (void)k, (void)moving, (void)at, (void)packed;
+}
+int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
+                  const void *kept_m) {
+    (void)k, (void)stationary, (void)moving, (void)dst, (void)scratch, (void)kept_s, (void)kept_m;
     return 0;
 }
 #endif
