@@ -28,5 +28,6 @@ def register() -> None:
             lambda torch, value: isinstance(value, getattr(torch, "Tensor", ())),
             "opennki.bind.torch:PyTorchXLAKernel",
             compiled="opennki.bind.torch.graphs",
+            types=lambda torch: (torch.Tensor, torch.nn.Parameter),
         )
     )

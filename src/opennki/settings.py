@@ -301,13 +301,14 @@ def _texts(names: tuple[str, ...]) -> Callable[[], tuple[Any, ...]]:
 
 
 @lru_cache(maxsize=64)
-def _reader(names: tuple[str, ...]) -> Callable[[], tuple[Any, ...]]:
+def reader(*names: str) -> Callable[[], tuple[Any, ...]]:
+    """A function that gives what `raw` gives, for callers that ask often."""
     return _texts(tuple(_ENV_OF[name] for name in names))
 
 
 def raw(*names: str) -> tuple[Any, ...]:
     """The state of some settings' variables, as a key for what depends on them. `names` are fields of Settings."""
-    return _reader(names)()
+    return reader(*names)()
 
 
 _state = _texts((*_ENVS, *_AMBIENT))

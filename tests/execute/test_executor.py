@@ -11,7 +11,8 @@ from tests.bind import kernels as k
 from tests.execute.agree import both
 
 from opennki.errors import NkiIndexError
-from opennki.execute import build, pointers
+from opennki.execute import build
+from opennki.interpret import pointers
 from opennki.execute.executor import coverage, executor_of, native, profiled
 from opennki.interpret.checks import Checks, tape_of
 from opennki.interpret.prepared import Prepared

@@ -26,6 +26,8 @@ MAX_KERNELS = 256
 MAX_PLANS = 8  # of a kernel, for different settings
 MAX_BYTES = 256 << 20  # of payloads that are kept
 
+_settings = settings.reader("call_checks", "precise_fp", "seed")
+
 
 class HostKernel:
     """A decoded payload, ready to run on buffers."""
@@ -42,7 +44,7 @@ class HostKernel:
 
     def plan(self) -> tuple[Prepared, int]:
         """The kernel planned for the settings as they are now, and the seed."""
-        key = settings.raw("call_checks", "precise_fp", "seed")
+        key = _settings()
         plan = self.plans.get(key)
         if plan is None:
             current = settings.current()

@@ -40,7 +40,7 @@ class Wait:
 class Instance:
     """One program of the grid. Its memory serves one program after the other: `begin` makes it ready for the next."""
 
-    __slots__ = ("buffers", "done", "env", "inside", "native", "origins", "out", "owners", "pc", "program", "progress", "report", "seed",
+    __slots__ = ("buffers", "done", "env", "inside", "origins", "out", "owners", "pc", "program", "progress", "report", "seed",
                  "shadows", "tape", "used", "views")
 
     def __init__(self, tape: Tape) -> None:
@@ -51,7 +51,6 @@ class Instance:
         self.views: list[Any] = [None] * tape.layout.views
         for alloc, slot in tape.own:
             self.new_buffer(alloc, slot)
-        self.native: Any = None  # what an executor keeps with this memory
         self.used = False
         self.pc = 0
         self.done = False

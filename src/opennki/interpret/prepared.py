@@ -5,6 +5,7 @@ up to `KEPT` bytes; what a program might read without having written it is blank
 """
 from __future__ import annotations
 
+import ctypes as C
 import random
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -16,6 +17,7 @@ from opennki.errors import NkiError, NkiValueError
 from opennki.interpret.blas import one_thread
 from opennki.interpret.checks import Checks, Reporter, tape_of
 from opennki.interpret.machine import Instance, Tape, blank, fresh, room
+from opennki.interpret.pointers import address
 from opennki.interpret.schedule import run_all
 from opennki.interpret.shadow import WRITTEN
 from opennki.ir.nodes import Alloc, Kernel
@@ -38,7 +40,7 @@ class Prepared:
     def __init__(self, kernel: Kernel, level: Any = "fast", tape: Tape | None = None,
                  native: Callable[[Tape], Any] | None = None) -> None:
         """`native(tape)`: an object that runs programs in the place of the interpreter, or None where there is no such: `run(instance)`
-        one program, `programs(instance, grid)` all at once if it can, `direct(slots)` the short way for single ones (see
+        one program, `programs(instance, grid)` all at once if it can, `direct(slots, room)` the short way for single ones (see
         `opennki.execute.executor`)."""
         self.kernel = kernel
         self.checks = Checks.of(level)
@@ -74,19 +76,37 @@ class Prepared:
         self._idle: list[Instance] = []
         found = native(tape) if native is not None else None
         self._go: Callable[[Instance], Any] = found.run if found is not None else lambda machine: machine.run()
-        self._short = self._shortest(found) if found is not None else None
+        self.at: Callable[[list[int]], None] | None = self._shortest(found) if found is not None else None
+        """A run on memory at addresses, inputs before outputs, for callers to whom microseconds matter and who vouch for what `run` checks:
+        buffers as `run` takes them, alive, of the right sizes, contiguous. None where a run needs more than addresses."""
         self._many = found.programs if found is not None and not self.copies else None
 
     def _shortest(self, native: Any) -> Any:
         """The short way to run, where a call is one program with nothing to prepare: no tensors to blank, no results to copy."""
         tape = self.tape
-        if (len(self._grid) != 1 or tape.problems or tape.renewed or self.copies or self.homes or self._scratch or self._constants
-                or tape.multiplies or tape.suspends or self._room == 0 or any(hole is not None for _, _, hole in self._direct)):
+        if (len(self._grid) != 1 or tape.problems or tape.renewed or self.copies or self._scratch or self._constants
+                or tape.suspends or self._room == 0 or any(hole is not None for _, _, hole in self._direct)
+                or not all([*self._out_sizes, *(size for _, _, size in self._params)])):
             return None
-        places = {i: slot for slot, i, _ in self._direct}
+        # the slot of each buffer of a call, inputs before outputs: a parameter that is written is where its new value goes
+        slots = [slot for slot, home, _ in self._params if home < 0]
+        places = {i: slot for slot, i, _ in self._direct} | {home: slot for slot, home, _ in self._params if home >= 0}
         if sorted(places) != list(range(len(self._out_sizes))):
             return None
-        return native.direct([slot for slot, _, _ in self._params] + [places[i] for i in range(len(places))])
+        direct = native.direct(slots + [places[i] for i in range(len(places))], self._room)
+        if direct is None or not self.homes:
+            return direct
+        count = len(self._params)
+        moved = [(i, count + home, size) for i, (_, home, size) in enumerate(self._params) if home >= 0]
+        read = [i for i, (_, home, _) in enumerate(self._params) if home < 0]
+
+        def run(addresses: list[int]) -> None:
+            for source, target, size in moved:
+                if addresses[source] != addresses[target]:
+                    C.memmove(addresses[target], addresses[source], size)
+            direct([*map(addresses.__getitem__, read), *addresses[count:]])
+
+        return run
 
     def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], *, seed: int = 0, out: Any = None,
             order: str = "program", progress: Callable[[int, int], None] | None = None) -> None:
@@ -107,14 +127,11 @@ class Prepared:
             flags = array.flags
             if array.nbytes != size or not flags.c_contiguous or not flags.writeable:
                 raise _unfit(self.kernel, "output", array, size)
-        if self._short is not None and progress is None:
+        if self.at is not None and progress is None:
             for (_, _, size), array in zip(self._params, inputs, strict=True):
                 if array.nbytes != size or not array.flags.c_contiguous:
                     raise _unfit(self.kernel, "input", array, size)
-            machine = self._machine()
-            self._short(machine, [*inputs, *outputs])
-            if len(self._idle) < self._room:
-                self._idle.append(machine)
+            self.at([*map(address, inputs), *map(address, outputs)])
             return
         shared, report = self._memory(inputs, outputs)
         if tape.multiplies:

@@ -25,7 +25,8 @@ class Framework:
     mode: its name in nki.jit(mode=...). module: its top-level module; where that was never imported, no argument is
     its tensor. is_tensor(module, value): whether a value is one. kernel: "module:Class" of its kernel class, a
     FrameworkKernel; None while there is none. auto: whether mode="auto" looks for its tensors. compiled: the module that
-    puts calls into the graphs of torch.compile, see `opennki.kernels.compiling`.
+    puts calls into the graphs of torch.compile, see `opennki.kernels.compiling`. types(module): types all of whose objects are its
+    tensors and no other framework's, so that calls with them need no second look.
     """
 
     mode: str
@@ -34,6 +35,7 @@ class Framework:
     kernel: str | None
     auto: bool = True
     compiled: str | None = None
+    types: Callable[[ModuleType], tuple[type, ...]] = lambda module: ()
 
 
 _FRAMEWORKS: dict[str, Framework] = {}
@@ -53,11 +55,13 @@ def register_framework(framework: Framework) -> None:
     if framework.mode in _LOCAL or framework.mode in ("auto", "trace"):
         raise NkiValueError(f"mode {framework.mode!r} is opennki's own", rule="a framework has a mode name of its own")
     _FRAMEWORKS[framework.mode] = framework
+    _known.clear()
 
 
 def unregister_framework(mode: str) -> None:
     """Forget a framework."""
     _FRAMEWORKS.pop(mode, None)
+    _known.clear()
 
 
 def frameworks() -> list[Framework]:
@@ -124,7 +128,11 @@ def is_framework_value(value: Any) -> Framework | None:
 
 
 _CONTAINERS = (list, tuple, dict)
+_CONSTANTS = frozenset({int, float, bool, str, type(None)})
 _UNSET = (None,)
+_simulator = settings.reader("simulator")
+_known: dict[tuple[type, ...], Any] = {}  # kernel class by the types of the arguments, where these decide
+_KEPT = 1024
 
 
 def compute_mode(args: tuple[Any, ...], kwargs: dict[str, Any], mode: str = "auto") -> Any:
@@ -133,7 +141,7 @@ def compute_mode(args: tuple[Any, ...], kwargs: dict[str, Any], mode: str = "aut
 
     Errors: NkiValueError for an unknown mode, or a platform that the framework's class refuses.
     """
-    if settings.raw("simulator") != _UNSET and settings.current().simulator:
+    if _simulator() != _UNSET and settings.current().simulator:
         return _native_mode_map["simulation"]
     if mode != "auto":
         try:
@@ -142,6 +150,10 @@ def compute_mode(args: tuple[Any, ...], kwargs: dict[str, Any], mode: str = "aut
             raise NkiValueError(
                 f"mode '{mode}' passed to nki.jit", rule=f"a mode is one of {', '.join(modes())}", loc=UNKNOWN
             ) from None
+    types = tuple(map(type, args)) if not kwargs else (*map(type, args), *map(type, kwargs.values()))
+    known = _known.get(types)
+    if known is not None:
+        return known
     values: list[Any] | None = None
     for framework in _FRAMEWORKS.values():
         module = sys.modules.get(framework.module)
@@ -153,5 +165,10 @@ def compute_mode(args: tuple[Any, ...], kwargs: dict[str, Any], mode: str = "aut
                 values = list(leaves(values))
         for value in values:
             if framework.is_tensor(module, value):
-                return _native_mode_map[framework.mode]
+                kind = _native_mode_map[framework.mode]
+                if _CONSTANTS.issuperset(set(types).difference(framework.types(module))):
+                    if len(_known) >= _KEPT:
+                        _known.clear()
+                    _known[types] = kind
+                return kind
     return _native_mode_map["baremetal"]

@@ -17,56 +17,69 @@ from opennki.bind.torch import dtypes, ending, ops
 from opennki.errors import UNKNOWN, NkiTypeError, NkiValueError
 from opennki.kernels.base import TraceKernel, leaves
 from opennki.kernels.framework import FrameworkKernel, TraceResult
-from opennki.kernels.speckey import captured_objects
+from opennki.kernels.speckey import watcher
 from opennki.kernels.torch_arrays import to_torch
 from opennki.trace.kernel import DeclTensor, map_arrays
 
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _PLAIN = frozenset({int, bool, str, type(None)})
+DENSE, _keys_of = ops.DENSE, ops.keys_of
 _KEPT_CALLS = 1024
-_state = ("platform_target_override", "precise_fp", "torch_dtypes", "eager")
+_settings = settings.reader("platform_target_override", "precise_fp", "torch_dtypes", "eager")
 
 _rules: weakref.WeakKeyDictionary[Callable[..., Any], ops.Rule] = weakref.WeakKeyDictionary()
+_rules_given = 0  # how often one was given
 
 
 class Launch:
     """A specialisation, ready to be called with the tensors of a call.
 
-    order: positions of the operands among those tensors. seen: what the kernel takes from around it.
+    order: positions of the operands among those tensors. seen: what the kernel takes from around it. rule: its derivative, the one of
+    `rules` rules given.
     """
 
-    __slots__ = ("order", "payload", "plan", "prints", "result", "rule", "seen")
+    __slots__ = ("order", "payload", "plan", "prints", "result", "rule", "rules", "seen")
 
     def __init__(self, result: TraceResult, order: list[int] | None, rule: ops.Rule | None, seen: tuple[Any, ...]) -> None:
         for r in result.results:
             dtypes.result_dtype(r.dtype, result.func_name)
-        self.result, self.order, self.rule, self.seen = result, order, rule, seen
+        self.result, self.order, self.rule, self.seen, self.rules = result, order, rule, seen, _rules_given
         self.payload = result.dumped_config
         self.plan = ops.plan_of(self.payload)
         self.prints = result.has_prints
         if rule is not None:
             ops.use_rule(self.payload, rule, result.constant_values)
 
-    def __call__(self, tensors: list[Any]) -> Any:
-        """Run the op on the operands and assemble what the kernel returns."""
+    def __call__(self, tensors: list[Any], plain: bool = False) -> Any:
+        """Run on the operands and assemble what the kernel returns. plain: the tensors are all of `ops.DENSE`."""
         if self.order is not None:
             tensors = [tensors[i] for i in self.order]
+        plain = plain and ops.unseen()
         if self.plan.written:
-            return self.result.assemble(self.written(tensors))
+            return self.result.assemble(self.written(tensors, plain))
+        if plain:
+            return self.result.assemble(ops.invoke_plain(self.plan, tensors))
         return self.result.assemble(ops.invoke(tensors, self.payload, self.prints))
 
-    def written(self, tensors: list[Any]) -> list[Any]:
+    def written(self, tensors: list[Any], plain: bool) -> list[Any]:
         """The results of a kernel that writes parameters: those tensors themselves, changed, and the new ones."""
         plan = self.plan
         if tensors[plan.written[0]].device.type == "xla" or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
             # new values, with a history where one is wanted, copied into the tensors as by any in-place operation of torch
-            values = list(ops.invoke(tensors, self.payload, self.prints))
+            values: list[Any] = list(ops.invoke_plain(plan, tensors) if plain else ops.invoke(tensors, self.payload, self.prints))
             for operand, home in zip(plan.written, plan.homes, strict=True):
                 values[home] = tensors[operand].copy_(values[home])
             return values
         values = [None] * len(plan.results)
         for operand, home in zip(plan.written, plan.homes, strict=True):
             values[home] = tensors[operand]
+        if plain:
+            makers = plan.makers or plan.made()
+            for i in plan.fresh:
+                new, shape, strides = makers[i]
+                values[i] = new(shape, strides)
+            ops.apply_into(plan, tensors, values)
+            return values
         like = tensors[plan.written[0]]  # new tensors of its kind: batched in vmap
         for i in plan.fresh:
             spec = plan.results[i]
@@ -88,6 +101,7 @@ class PyTorchXLAKernel(FrameworkKernel):
     def __init__(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(func, *args, **kwargs)
         self._launches: dict[Any, Launch] = {}
+        self._seen = watcher(self.func)
 
     def copied(self) -> None:
         self._launches = {}
@@ -110,32 +124,16 @@ class PyTorchXLAKernel(FrameworkKernel):
             ending.leave()
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        key: list[Any] = [settings.raw(*_state)]
+        key: list[Any] = [_settings()]
         tensors: list[Any] = []
-        if not self._key(args, kwargs, key, tensors):
-            return self._call_any(args, kwargs)
-        at = tuple(key)
-        launch = self._launches.get(at)
-        if launch is None and settings.current().eager:
-            return TraceKernel.call(self, args, kwargs)
-        if launch is None or not all(map(is_, launch.seen, captured_objects(self.func))):
-            launch = self.launch(*_declared(args, kwargs))
-            if self.enable_cache:
-                if len(self._launches) >= _KEPT_CALLS:
-                    self._launches.clear()
-                self._launches[at] = launch
-        elif launch.rule is not _rules.get(self.func):
-            launch = self._launches[at] = Launch(launch.result, launch.order, _rules.get(self.func), launch.seen)
-        return launch(tensors)
-
-    @staticmethod
-    def _key(args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any], tensors: list[Any]) -> bool:
-        """The key of a plain call: plain tensors on the CPU and plain constants. False for any other."""
+        plain = True
         for value in (*args, *kwargs, None, *kwargs.values()) if kwargs else args:
             kind = type(value)
             if kind in _TENSORS:
-                if not value.is_cpu:
-                    return False
+                if not DENSE or _keys_of(value).raw_repr() not in DENSE:
+                    if not value.is_cpu:
+                        return self._call_any(args, kwargs)
+                    plain = False
                 key.append(value.shape)
                 key.append(value.dtype)
                 tensors.append(value)
@@ -145,8 +143,23 @@ class PyTorchXLAKernel(FrameworkKernel):
             elif kind is float:
                 key.append(value.hex())
             else:
-                return False
-        return True
+                return self._call_any(args, kwargs)
+        return self._launch_of(tuple(key), args, kwargs)(tensors, plain)
+
+    def _launch_of(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The launch for a key of plain arguments."""
+        launch = self._launches.get(key)
+        if launch is None and settings.current().eager:
+            return lambda tensors, plain: TraceKernel.call(self, args, kwargs)
+        if launch is None or not all(map(is_, launch.seen, self._seen())):
+            launch = self.launch(*_declared(args, kwargs))
+            if self.enable_cache:
+                if len(self._launches) >= _KEPT_CALLS:
+                    self._launches.clear()
+                self._launches[key] = launch
+        elif launch.rules != _rules_given:
+            launch = self._launches[key] = Launch(launch.result, launch.order, _rules.get(self.func), launch.seen)
+        return launch
 
     def _call_any(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same for arguments of every kind and tensors on every device."""
@@ -165,7 +178,7 @@ class PyTorchXLAKernel(FrameworkKernel):
 
     def launch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launch:
         """The specialisation for a call whose tensors are DeclTensors, each an object of its own."""
-        seen = captured_objects(self.func)
+        seen = self._seen()
         given = [value for value in leaves((args, kwargs)) if isinstance(value, DeclTensor)]
         place = {id(value): i for i, value in enumerate(given)}
         mapped, operands = self._map_args(self.bind(args, kwargs))
@@ -202,7 +215,9 @@ def register_autograd(kernel: Any, backward: Callable[..., Any], *, setup_contex
     """
     if not isinstance(kernel, TraceKernel):
         raise NkiTypeError(f"{kernel!r} is no kernel", rule="a derivative belongs to a kernel of nki.jit")
+    global _rules_given
     _rules[kernel.func] = ops.Rule(backward, setup_context)
+    _rules_given += 1
 
 
 def rule_of(kernel: Any) -> ops.Rule | None:

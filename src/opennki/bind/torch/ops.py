@@ -16,9 +16,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from opennki.bind import fpmode, xla_ffi
 from opennki.bind.host import HostKernel, host_kernel
@@ -46,24 +49,33 @@ call_into = torch.ops.opennki.call_into.default
 class _Spec:
     """Shape and dtypes of an operand or result."""
 
-    __slots__ = ("dtype", "name", "numpy", "shape")
+    __slots__ = ("dtype", "name", "numpy", "shape", "strides")
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
         self.name, self.shape, self.numpy = name, torch.Size(shape), storage(dtype)
         self.dtype = dtypes.CONTAINER_OF.get(dtype)
+        self.strides = tuple(prod(max(n, 1) for n in shape[i + 1:]) for i in range(len(shape)))
+
+
+@lru_cache(maxsize=64)
+def _maker(dtype: Any) -> Any:
+    """new(shape, strides): a new CPU tensor. It takes half the time of torch.empty, and no notice of torch.set_default_device."""
+    return torch.empty(0, dtype=dtype, device="cpu").new_empty_strided
 
 
 class Plan:
     """A payload, ready to run on tensors: `written` has the operands that are parameters which the kernel writes, `homes` the result
     that is the new value of each."""
 
-    __slots__ = ("fresh", "homes", "host", "operands", "payload", "rest", "results", "written")
+    __slots__ = ("fresh", "homes", "host", "makers", "operands", "payload", "rest", "results", "wanted", "written")
 
     def __init__(self, payload: str) -> None:
         self.payload = payload
+        self.makers: list[tuple[Any, Any, Any]] | None = None
         self.host: HostKernel = host_kernel(payload.encode("ascii", "replace"))
         decoded = self.host.payload
         self.operands = [_Spec(p.name, p.shape, p.dtype) for p in decoded.kernel.params]
+        self.wanted = [(spec.shape, spec.dtype) for spec in self.operands]
         self.results = [_Spec(r.name, r.shape, r.dtype) for r in decoded.results]
         self.written = [operand for operand, _ in decoded.aliases]
         self.homes = [result for _, result in decoded.aliases]
@@ -103,9 +115,42 @@ class Plan:
                     loc=UNKNOWN, rule="a call has the operands that its payload names",
                     fix="call the kernel again for these shapes: a payload is for one set of them")
 
-    def empty(self, device: Any = None) -> list[Any]:
-        """New tensors for the results."""
+    def empty_on(self, device: Any) -> list[Any]:
+        """New tensors for the results on a device, real or not."""
         return [torch.empty(spec.shape, dtype=spec.dtype, device=device) for spec in self.results]
+
+    def made(self) -> list[tuple[Any, Any, Any]]:
+        """What makes new CPU tensors for the results. Not to be called inside of a mode or transformation of torch, which would change
+        what is kept here."""
+        self.makers = [(_maker(spec.dtype), spec.shape, spec.strides) for spec in self.results]
+        return self.makers
+
+    def apply(self, operands: Tensors) -> list[Any]:
+        """The results for CPU tensors, as new tensors. Errors: NkiTypeError for others than the payload names; those of the kernel.
+
+        One long function: calls of small kernels take as long as what is around them, and in a program of torch.compile, whose hook
+        sees each Python function that is called, each costs more.
+        """
+        if len(operands) != len(self.wanted):
+            raise self.unfit(len(operands))
+        places = []
+        for tensor, (shape, dtype) in zip(operands, self.wanted):
+            if tensor.shape != shape or tensor.dtype is not dtype:
+                self.check(operands, self.operands)
+            if not tensor.is_contiguous():
+                return self.apply([t.contiguous() for t in operands])
+            places.append(tensor.data_ptr())
+        results = []
+        for new, shape, strides in self.makers or self.made():
+            tensor = new(shape, strides)
+            results.append(tensor)
+            places.append(tensor.data_ptr())
+        at = self.host.plan()[0].at
+        if at is not None:  # native code, which sets the floating-point mode itself
+            at(places)
+        else:
+            _run(self, operands, results)
+        return results
 
 
 _sites: dict[tuple[int, str], Plan] = {}
@@ -133,27 +178,31 @@ _view = xla_ffi.view
 
 def _run(plan: Plan, tensors: Tensors, results: Tensors) -> None:
     """Run on contiguous CPU tensors that were checked."""
+    prepared, seed = plan.host.plan()
+    if prepared.at is not None:
+        prepared.at([t.data_ptr() for t in (*tensors, *results)])
+        return
     inputs = [_view(t.data_ptr(), spec.shape, spec.numpy, False) for t, spec in zip(tensors, plan.operands, strict=True)]
     outputs = [_view(t.data_ptr(), spec.shape, spec.numpy) for t, spec in zip(results, plan.results, strict=True)]
     mode = fpmode.enter()
     try:
-        prepared, seed = plan.host.plan()
         prepared.run(inputs, outputs, seed=seed)
     finally:
         fpmode.leave(mode)
 
 
 def _cpu_call(operands: Tensors, payload: str) -> list[Any]:
-    plan = plan_of(payload)
-    plan.check(operands, plan.operands)
-    results = plan.empty()
-    _run(plan, [t if t.is_contiguous() else t.contiguous() for t in operands], results)
-    return results
+    return plan_of(payload).apply(operands)
 
 
 def _cpu_call_into(operands: Tensors, targets: Tensors, payload: str) -> None:
     plan = plan_of(payload)
-    tensors = plan.merged(operands, targets)
+    apply_into(plan, plan.merged(operands, targets), targets)
+
+
+def apply_into(plan: Plan, tensors: list[Any], targets: Tensors) -> None:
+    """Store the results into `targets`, for all operands, which are those in the places of written parameters. They are CPU tensors that
+    were checked. Errors: NkiValueError where they share memory; those of the kernel."""
     _apart(plan, tensors)
     places = [t if t.is_contiguous() else t.contiguous() for t in targets]
     for i, home in zip(plan.written, plan.homes, strict=True):
@@ -170,6 +219,8 @@ def extent(tensor: Any) -> tuple[int, int]:
     if not tensor.numel():
         return 0, 0
     start = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + (last + 1) * tensor.element_size()
 
@@ -181,7 +232,8 @@ def _apart(plan: Plan, tensors: Tensors) -> None:
         low, high = extent(written)
         for j, other in enumerate(tensors):
             if j == i:
-                overlaps = any(s == 0 and n > 1 for s, n in zip(written.stride(), written.shape, strict=True))
+                overlaps = not written.is_contiguous() and any(
+                    s == 0 and n > 1 for s, n in zip(written.stride(), written.shape, strict=True))
             else:
                 start, end = extent(other)
                 overlaps = start < high and low < end
@@ -203,7 +255,7 @@ library.impl("call_into", _cpu_call_into, "CPU")
 def _fake_call(operands: Tensors, payload: str) -> list[Any]:
     plan = plan_of(payload)
     plan.check(operands, plan.operands)
-    return plan.empty(operands[0].device if operands else None)
+    return plan.empty_on(operands[0].device if operands else None)
 
 
 def _fake_call_into(operands: Tensors, targets: Tensors, payload: str) -> None:
@@ -289,17 +341,66 @@ class _Call(torch.autograd.Function):
         return tuple(outputs), tuple(dims)
 
 
+class _Plain(torch.autograd.Function):
+    """`call` where nothing but autograd wants to see it: half the time of what torch.library does for an op with a derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, *operands: Any) -> Any:
+        results = tuple(plan.apply(operands))
+        _setup(ctx, (operands, plan.payload), results)
+        ctx.mark_non_differentiable(*[t for t in results if not t.dtype.is_floating_point])
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, *_gradients(ctx, gradients)
+
+
 _transformed = torch._C._functorch.peek_interpreter_stack  # not None inside of vmap, grad and other functions of torch.func
 
 
 def invoke(operands: list[Any], payload: str, printing: bool) -> Any:
     """The op for a call: with a derivative only where somebody asks for one. All results, as new tensors."""
     op = call_printing if printing else call
+    if (_transformed() is not None and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
+        return _Call.apply(op, payload, *operands)
     if not torch.is_grad_enabled():
         return (op if printing else run)(operands, payload)
-    if _transformed() is not None:
-        return _Call.apply(op, payload, *operands)
     return (op if printing or any(t.requires_grad for t in operands) else run)(operands, payload)
+
+
+# ---- the short way --------------------------------------------------------------------------------------------------
+# An eager call on plain tensors, which no mode, transformation, tracer or profiler wants to see, needs no dispatcher: what would find
+# the implementation for the CPU takes as long as a small kernel.
+_sights: tuple[Any, ...] = ()
+keys_of: Any = None
+DENSE: frozenset[int] = frozenset()
+try:
+    _sights = (torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack, torch._C._get_tracing_state,
+               torch.autograd._profiler_enabled)
+    keys_of = torch._C._dispatch_keys
+    DENSE = frozenset({keys_of(torch.empty(0, device="cpu")).raw_repr()})
+except AttributeError:  # names that are torch's own may go
+    pass
+"""keys_of(tensor).raw_repr() is in DENSE for CPU tensors with memory of their own and nothing else to them: not sparse, nested, quantised,
+wrapped by a transformation, negated by a view, made in inference mode."""
+
+
+def unseen() -> bool:
+    """Whether an eager call may take the short way."""
+    for sight in _sights:
+        if sight():
+            return False
+    return _transformed() is None and forward_ad._current_level < 0
+
+
+def invoke_plain(plan: Plan, operands: list[Any]) -> Any:
+    """`invoke` for tensors of DENSE, where `unseen()`."""
+    if torch.is_grad_enabled():
+        for t in operands:
+            if t.requires_grad:
+                return _Plain.apply(plan, *operands)
+    return plan.apply(operands)
 
 
 # ---- vmap -----------------------------------------------------------------------------------------------------------
