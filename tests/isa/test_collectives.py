@@ -41,6 +41,15 @@ def test_reduce_list_of_special_values_and_bits():
     np.testing.assert_array_equal(reduce_list([np.float32([[9]]), np.float32([[2]]), np.float32([[3]])], "subtract"), [[4]])
 
 
+@pytest.mark.parametrize("op, dtype", [("add", np.float32), ("subtract", np.float32), ("logical_and", np.float32), ("bitwise_or", np.int32)])
+@pytest.mark.parametrize("shape", [(70000,), (33, 4001), (3, 2, 40000), ()])
+def test_blocks_of_rows_do_not_show(op, dtype, shape):
+    whole = [(1000 * one).astype(dtype) for one in shards(40, (2, *shape), np.float32)]
+    x = [one[..., ::-1][1] if shape else one[1, ...] for one in whole]
+    want = reduce_partition(np.stack([a.reshape(-1) for a in x]), op)[0].reshape(shape)
+    np.testing.assert_array_equal(reduce_list(x, op), want)
+
+
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_gather_and_exchange(axis):
     x = shards(4, (8, 12), np.int32)

@@ -23,6 +23,9 @@ class Link(Post, Protocol):
     def start(self, scheduler: Scheduler) -> None:
         """Begin to receive."""
 
+    def throttle(self) -> None:
+        """Called before a member of this process brings something; waits while too much of that is to be sent."""
+
     def idle(self, scheduler: Scheduler) -> None:
         """Called under the scheduler's lock whenever nothing can run here: its members wait, or have all ended."""
 
@@ -179,6 +182,8 @@ class Scheduler:
     def _advance(self, member: Member) -> None:
         """Run a member until it waits or ends."""
         wait = self.instances[member].run()
+        if self.link is not None and wait is not None:
+            self.link.throttle()
         with self.changed:
             if wait is None:
                 self.ended.append(member)

@@ -14,6 +14,7 @@ bit-equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -192,9 +193,23 @@ def reduce_partition(x: Array, op: object) -> Array:
 def reduce_list(arrays: Sequence[Array], op: object) -> Array:
     """Reduce over a list of arrays of one shape in the defined order: lanes are positions in the list mod 32.
 
-    dtypes and errors as for `reduce_free`. Returns an array of the shape; no more than 32 of them are made on the way.
+    dtypes and errors as for `reduce_free`. Returns an array of the shape. It is made in blocks of rows: what is made on the way, up to 32
+    arrays, has the size of one.
     """
     entry, ufunc, _ = _operator(op, arrays[0].dtype, "reduce_list")
+    shape = arrays[0].shape
+    rows = max(1, _BLOCK // max(1, prod(shape[1:])))
+    if not shape or shape[0] <= rows:
+        value = _reduce_lanes(arrays, entry, ufunc)
+    else:
+        blocks = (slice(first, first + rows) for first in range(0, shape[0], rows))
+        value = np.empty(shape, np.bool_ if entry.group == "logical" else arrays[0].dtype)
+        for block in blocks:
+            value[block] = _reduce_lanes([x[block] for x in arrays], entry, ufunc)
+    return value.astype(np.float32) if entry.group == "logical" else value
+
+
+def _reduce_lanes(arrays: Sequence[Array], entry: ScalarFunction, ufunc: np.ufunc) -> Array:
     lanes: list[Array] = []
     for i, x in enumerate(arrays):
         value = np.not_equal(x, 0) if entry.group == "logical" else np.negative(x) if entry.name == "subtract" and i else x
@@ -207,8 +222,7 @@ def reduce_list(arrays: Sequence[Array], op: object) -> Array:
         lanes[: max(0, len(lanes) - half)] = [ufunc(a, b) for a, b in zip(lanes, lanes[half:], strict=False)]
         del lanes[half:]
         half //= 2
-    total = np.array(lanes[0])
-    return total.astype(np.float32) if entry.group == "logical" else total
+    return np.array(lanes[0])
 
 
 def _negated(x: Array, reduced: tuple[int, ...]) -> Array:

@@ -21,6 +21,7 @@ from opennki.ranks import wire
 CONNECT_SECONDS = 60.0
 _SHORT = struct.Struct("<I")
 _MOST_HELLO = 1 << 16
+MOST_AHEAD = 64 << 20  # bytes of memory that are made ready before anything has arrived
 
 
 class Channel(Protocol):
@@ -65,13 +66,16 @@ class Mesh:
 
 
 def _exactly(source: socket.socket, count: int) -> bytearray:
-    """`count` bytes. Memory grows with what arrives, not with what a header claims."""
-    out = bytearray()
-    while len(out) < count:
-        part = source.recv(min(count - len(out), 1 << 22))
-        if not part:
+    """`count` bytes. Above MOST_AHEAD, memory grows with what arrives, not with what a header claims."""
+    out, filled = bytearray(min(count, MOST_AHEAD)), 0
+    while filled < count:
+        if filled == len(out):
+            out += bytes(min(count - filled, MOST_AHEAD))
+        with memoryview(out) as whole, whole[filled:] as rest:
+            got = source.recv_into(rest)
+        if not got:
             raise EOFError("the connection was closed")
-        out += part
+        filled += got
     return out
 
 

@@ -24,6 +24,7 @@ from opennki.ranks import wire
 from opennki.ranks.mesh import Channel
 
 FLUSH_SECONDS = 2.0  # in which what a failing process has to say is sent
+MOST_QUEUED = 4 << 20  # bytes that wait to be sent, above which no member goes on to bring more
 
 _KINDS: dict[str, type[NkiError]] = {k.__name__: k for k in (NkiError, NkiTypeError, NkiValueError, NkiIndexError, NkiReadError)}
 
@@ -47,6 +48,7 @@ class Run:
         self.told: Any = None  # the state that process 0 knows
         self.gone: set[int] = set()  # peers that have said goodbye
         self.lock = threading.Condition()
+        self.queued = 0  # bytes
         self.stopped = False
         self.senders: list[threading.Thread] = []
         self.receivers: list[threading.Thread] = []
@@ -70,6 +72,13 @@ class Run:
         """Send a letter."""
         frame = self._frame({"kind": "letter", "key": key, "receiver": receiver, **_described(brought)}, brought.operands)
         self._post(self.owner(receiver[0]), frame)
+
+    def throttle(self) -> None:
+        """Wait until what members have brought before is sent, but for a little: it is a copy, and there may be one for every rank. Others
+        receive it whatever they wait for, so that this ends."""
+        with self.lock:
+            while self.queued > MOST_QUEUED and not self.stopped:
+                self.lock.wait()
 
     def start(self, scheduler: Scheduler) -> None:
         """Begin to receive and to send."""
@@ -101,6 +110,7 @@ class Run:
         """Tell the others why this process stops; also where another one has told it, as they may see first that this one is gone."""
         with self.lock:
             self.stopped = True
+            self.lock.notify_all()
         self._everyone({"kind": "failed", **_of_error(error)}, last=True)
         until = time.monotonic() + FLUSH_SECONDS
         for thread in self.senders:
@@ -109,8 +119,8 @@ class Run:
     # ---- threads ----
     def _everyone(self, header: dict[str, Any], last: bool = False) -> None:
         frame = self._frame(header)
-        for queued in self.outgoing.values():
-            queued.put(frame)
+        for peer, queued in self.outgoing.items():
+            self._put(peer, frame)
             if last:
                 queued.put(None)
 
@@ -120,6 +130,11 @@ class Run:
     def _post(self, process: int, frame: bytes) -> None:
         """A message that counts."""
         self.sent += 1  # under the scheduler's lock
+        self._put(process, frame)
+
+    def _put(self, process: int, frame: bytes) -> None:
+        with self.lock:
+            self.queued += len(frame)
         self.outgoing[process].put(frame)
 
     def _send(self, peer: int) -> None:
@@ -128,6 +143,10 @@ class Run:
                 self.channel.send(peer, frame)
             except OSError:
                 return  # the thread that receives says what it means
+            with self.lock:
+                self.queued -= len(frame)
+                self.lock.notify_all()
+            del frame
 
     def _receive(self, peer: int) -> None:
         try:
@@ -208,7 +227,7 @@ class Run:
         if self.channel.process == 0:
             self._consider(0, {**state, "round": round_})
         else:
-            self.outgoing[0].put(self._frame({"kind": "state", "round": round_, **state}))
+            self._put(0, self._frame({"kind": "state", "round": round_, **state}))
 
     def _consider(self, peer: int, state: dict[str, Any]) -> None:
         """Process 0: what a process has told. Two rounds of equal numbers with all at rest mean that nothing is under way."""
