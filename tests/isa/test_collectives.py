@@ -41,7 +41,7 @@ def test_reduce_list_of_special_values_and_bits():
     np.testing.assert_array_equal(reduce_list([np.float32([[9]]), np.float32([[2]]), np.float32([[3]])], "subtract"), [[4]])
 
 
-@pytest.mark.parametrize("op, dtype", [("add", np.float32), ("subtract", np.float32), ("logical_and", np.float32), ("bitwise_or", np.int32)])
+@pytest.mark.parametrize("op, dtype", [("add", "float32"), ("subtract", "float32"), ("logical_and", "float32"), ("bitwise_or", "int32")])
 @pytest.mark.parametrize("shape", [(70000,), (33, 4001), (3, 2, 40000), ()])
 def test_blocks_of_rows_do_not_show(op, dtype, shape):
     whole = [(1000 * one).astype(dtype) for one in shards(40, (2, *shape), np.float32)]
