@@ -247,6 +247,10 @@ class Settings:
         "OPENNKI_RENDEZVOUS", _Kind(_parse_rendezvous, "PROCESS/PROCESSES@HOST:PORT#TOKEN, as `opennki launch` sets it"), default=None,
         shown="this process is alone",
         doc="Where the processes of a distributed run meet.")
+    meeting_seconds: int = _setting(
+        "OPENNKI_MEETING_SECONDS", _integer(1, 86400), default=120,
+        doc="JAX and PyTorch programs: how long a rank waits in a collective of a kernel for one that has not called it, while the process "
+        "is busy and nothing else comes. One that cannot come is reported after a second.")
     seed: int = _setting(
         "OPENNKI_SEED", _integer(0, MAX_SEED), default=0,
         doc="Seed of rand and dropout where the kernel sets none.")

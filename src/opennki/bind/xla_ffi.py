@@ -220,10 +220,10 @@ def _fill_metadata(extension: int, version: tuple[int, int]) -> bool:
 _create_prototype = C.CFUNCTYPE(C.c_void_p, C.POINTER(_ErrorCreate))
 
 
-def _xla_error(frame: int, text: str) -> int | None:
-    """The address of a new XLA_FFI_Error, which XLA will own."""
+def new_error(api: int, text: str) -> int | None:
+    """The address of a new XLA_FFI_Error, which XLA will own. `api` is the address of XLA's table of functions."""
     message = text.encode("utf-8", "backslashreplace").replace(b"\0", b"\\0")
-    create = _create_prototype(_Api.from_address(_Frame.from_address(frame).api).error_create)
+    create = _create_prototype(_Api.from_address(api).error_create)
     return create(C.byref(_ErrorCreate(C.sizeof(_ErrorCreate), None, message, _INTERNAL)))
 
 
@@ -253,11 +253,7 @@ def typed_handler(run: Run, *, version: tuple[int, int], attribute: str = "opaqu
     `run` runs in the default floating-point mode, with the GIL, on any thread, on several at a time.
     Raises NkiValueError if that XLA's interface is another than the one written down here.
     """
-    if version[0] != MAJOR or C.sizeof(C.c_void_p) != 8:
-        raise NkiValueError(
-            f"XLA's FFI {version[0]}.{version[1]} in a {8 * C.sizeof(C.c_void_p)}-bit process is not known", loc=UNKNOWN,
-            rule=f"the handler is for FFI {MAJOR}.x and 64-bit processes",
-            why="another major version has other structures in memory", fix="update opennki, or use an older jaxlib")
+    check_version(version)
     payloads = _Payloads(attribute)
 
     def execute(frame: int) -> None:
@@ -275,6 +271,21 @@ def typed_handler(run: Run, *, version: tuple[int, int], attribute: str = "opaqu
         finally:
             fpmode.leave(mode)
 
+    return guarded(execute)
+
+
+def check_version(version: tuple[int, int]) -> None:
+    """Raise NkiValueError for an interface with other structures than those here."""
+    if version[0] != MAJOR or C.sizeof(C.c_void_p) != 8:
+        raise NkiValueError(
+            f"XLA's FFI {version[0]}.{version[1]} in a {8 * C.sizeof(C.c_void_p)}-bit process is not known", loc=UNKNOWN,
+            rule=f"the handler is for FFI {MAJOR}.x and 64-bit processes",
+            why="another major version has other structures in memory", fix="update opennki, or use an older jaxlib")
+
+
+def guarded(execute: Callable[[int], None]) -> Any:
+    """The ctypes function that calls `execute` with the address of the call frame, and makes what it raises an error of XLA's."""
+
     def handler(frame: int) -> int | None:
         # Two layers: the second is for a Ctrl-C that comes while the first reports another error. An exception
         # that left this function would leave a random pointer as its result.
@@ -282,9 +293,9 @@ def typed_handler(run: Run, *, version: tuple[int, int], attribute: str = "opaqu
             try:
                 return execute(frame)   # type: ignore[func-returns-value]
             except BaseException as exc:
-                return _xla_error(frame, failures.keep(exc))
+                return new_error(_Frame.from_address(frame).api, failures.keep(exc))
         except BaseException as exc:
-            return _xla_error(frame, f"{type(exc).__name__} while an error of a kernel was reported")
+            return new_error(_Frame.from_address(frame).api, f"{type(exc).__name__} while an error of a kernel was reported")
 
     return C.CFUNCTYPE(C.c_void_p, C.c_void_p)(_enter_quietly(handler))
 

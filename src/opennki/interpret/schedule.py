@@ -97,7 +97,7 @@ class Scheduler:
     def _end(self) -> None:
         if self.failures:
             member, error = min(self.failures, key=lambda f: f[0])
-            several = self.link is not None or len({m[0] for m in self.instances}) > 1
+            several = self.exchange.post is not None or len({m[0] for m in self.instances}) > 1
             if isinstance(error, NkiError) and several and member[0] >= 0:
                 error.message = f"rank {member[0]}: {error.message}"
             raise error
@@ -116,6 +116,11 @@ class Scheduler:
     def resting(self) -> bool:
         """Nothing runs or can run here."""
         return not self.ready and not self.busy and not self.completing
+
+    @property
+    def still(self) -> bool:
+        """Nothing runs or can run here, and nobody is on the way: what other processes are told."""
+        return self.resting
 
     def failed(self, member: Member, error: BaseException) -> None:
         """Stop: a member, or with rank -1 something else, has failed."""

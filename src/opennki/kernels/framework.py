@@ -94,6 +94,15 @@ def prints(kernel: Kernel) -> bool:
     return any(isinstance(s, Instr) and ISA[s.op].family == "print" for s in statements(kernel.body))
 
 
+def between_ranks(kernel: Kernel) -> bool:
+    """Whether a kernel has an instruction in which ranks meet."""
+    from opennki.ir.nodes import Instr, statements
+    from opennki.isa.declare import ISA
+    from opennki.isa.meeting import BETWEEN_RANKS
+
+    return any(isinstance(s, Instr) and ISA[s.op].meets in BETWEEN_RANKS for s in statements(kernel.body))
+
+
 class SpecialisationCache(OrderedDict[Any, TraceResult]):
     """The most recently used specialisations, and the lock under which one is made."""
 

@@ -219,7 +219,7 @@ class Run:
         exchange = scheduler.exchange
         waits = [[w.who, w.op, w.where, list(w.missing)] for w in exchange.waiting()]
         first = next(iter(exchange.pending.values())).wait.loc if exchange.pending else None
-        return {"rests": scheduler.resting and not scheduler.failures, "sent": self.sent, "received": self.received, "waits": waits,
+        return {"rests": scheduler.still and not scheduler.failures, "sent": self.sent, "received": self.received, "waits": waits,
                 "ended": [exchange.named(m) for m in sorted(scheduler.ended)],
                 "loc": [first.file, first.line, first.function] if first is not None else None}  # fmt: skip
 

@@ -8,6 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import core as jex
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo as hlo
+
+from opennki.errors import UNKNOWN, NkiValueError
 
 
 def effect() -> Any:
@@ -102,6 +107,26 @@ def apply_primitive(primitive: Any, *args: Any, **params: Any) -> Any:
         with jax.disable_jit(False):
             return jax.jit(lambda *a: primitive.bind(*a, **params))(*args)
     return apply(primitive, *args, **params)
+
+
+def rank_words(ctx: Any, name: str) -> tuple[Any, Any] | None:
+    """In a lowering rule: a value with the rank of the device and the number of ranks, and its abstract value; None in a program of one
+    device. Ranks are positions in the mesh, `mesh.devices.flat`. Errors: NkiValueError where it is not known which devices take part."""
+    axes = ctx.module_context.axis_context
+    mesh = getattr(axes, "mesh", None)
+    count = int(mesh.size) if mesh is not None else int(getattr(axes, "num_devices", None) or 1)
+    if count == 1:
+        return None
+    manual = getattr(axes, "manual_axes", None)
+    if mesh is None or set(manual or ()) != {n for n, size in mesh.shape.items() if size > 1} | set(manual or ()):
+        raise NkiValueError(
+            f"{name} has collectives, and is called in a program of {count} devices outside of shard_map", loc=UNKNOWN,
+            rule="a kernel with collectives runs on every device of the mesh, each of which is a rank",
+            fix="call it inside jax.shard_map, with all axes of the mesh manual",
+        )
+    index = hlo.broadcast_in_dim(ir.RankedTensorType.get((1,), ir.IntegerType.get_unsigned(32)), hlo.partition_id(), mlir.dense_int_array([]))
+    words = hlo.concatenate([index, mlir.ir_constant(np.array([count], np.uint32))], 0)
+    return words, jax.core.ShapedArray((2,), np.dtype(np.uint32))
 
 
 def make_primitive(name: str) -> Any:

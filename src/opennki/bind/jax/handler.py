@@ -9,21 +9,38 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 
-from opennki.bind import xla_ffi
-from opennki.bind.host import run_payload
+from opennki.bind import xla_async, xla_ffi
+from opennki.bind.gathering import RankCall, gatherings
+from opennki.bind.host import host_kernel, run_payload
 
 TARGET = "AwsNeuronCustomNativeKernel"
+RANKS_TARGET = TARGET + "OnRanks"
+"""The call of a kernel with collectives in a program of several devices: its last operand is what `rank_words` describes."""
 ATTRIBUTE = "opaque"
 
 _registered: list[Any] = []  # XLA keeps the address of the handler: it lives as long as the process
 
 
 def register_handler() -> None:
-    """Tell XLA:CPU about the handler; a second call does nothing."""
+    """Tell XLA:CPU about the handlers; a second call does nothing."""
     if _registered:
         return
     version = xla_ffi.version_from_header(jax.ffi.include_dir())
-    handler = xla_ffi.typed_handler(run_payload, version=version, attribute=ATTRIBUTE)
-    _registered.append(handler)
-    jax.ffi.register_ffi_target(TARGET, xla_ffi.capsule(handler), platform="cpu", api_version=1)
+    one = xla_ffi.typed_handler(run_payload, version=version, attribute=ATTRIBUTE)
+    many = xla_async.later_handler(begin_rank, version=version, attribute=ATTRIBUTE)
+    _registered.extend((one, many))
+    jax.ffi.register_ffi_target(TARGET, xla_ffi.capsule(one), platform="cpu", api_version=1)
+    jax.ffi.register_ffi_target(RANKS_TARGET, xla_ffi.capsule(many), platform="cpu", api_version=1)
+
+
+def begin_rank(call: xla_async.Call, payload: bytes, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
+    """A device has come to a call of a kernel with collectives. The words of its last operand: the rank, the number of ranks."""
+    rank, ranks = map(int, inputs.pop())
+    gathering = gatherings.enter(call.run, call.site, rank, ranks, frozenset(range(ranks)))
+    try:
+        gathering.arrive(RankCall(rank, host_kernel(payload), inputs, outputs, call.done))
+    except BaseException as exc:
+        gathering.refuse(rank, exc)
+        raise

@@ -16,10 +16,11 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from opennki import settings
-from opennki.bind.jax.handler import ATTRIBUTE, TARGET
+from opennki.bind.jax import compat
+from opennki.bind.jax.handler import ATTRIBUTE, RANKS_TARGET, TARGET
 from opennki.bind.jax.primitive import NOT_CACHED, JaxTraceResult, check_operands, nki_call_p
 from opennki.errors import UNKNOWN, NkiValueError
-from opennki.kernels.framework import TraceResult
+from opennki.kernels.framework import TraceResult, between_ranks
 
 INLINED = frozenset({"cuda", "rocm", "gpu", "tpu", "METAL"})  # platforms without a handler of ours
 
@@ -96,8 +97,14 @@ def cpu_rule(ctx: Any, *args: Any, trace: JaxTraceResult) -> Any:
     if trace.inline:
         return inline_rule(ctx, *args, trace=trace)
     result = traced(ctx, trace)
+    target = TARGET
+    if between_ranks(result.ir):
+        rank = compat.rank_words(ctx, result.func_name)
+        if rank is not None:
+            words, word_aval = rank
+            target, args, ctx = RANKS_TARGET, (*args, words), ctx.replace(avals_in=[*ctx.avals_in, word_aval])
     return jax.ffi.ffi_lowering(
-        TARGET,
+        target,
         backend_config={ATTRIBUTE: ir.StringAttr.get(result.dumped_config)},
         operand_output_aliases=dict(result.operand_output_aliases) or None,
         has_side_effect=result.has_prints,
