@@ -10,6 +10,7 @@ be on their way: `watch` decides.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ import numpy as np
 from opennki import settings
 from opennki.bind.elastic import elastic
 from opennki.bind.host import HostKernel
-from opennki.bind.watch import watch
+from opennki.bind.watch import INTERVAL, LOOKS, nothing_happens, watch
 from opennki.errors import NkiError
 from opennki.interpret.blas import one_thread
 from opennki.interpret.programs import SHOWN, Exchange, Job
@@ -238,10 +239,14 @@ class Gatherings:
         self.by_key: dict[Key, Gathering] = {}
         self.counts: dict[Key, dict[int, int]] = {}
         self.late: dict[Key, tuple[float, Gathering]] = {}
+        self.last = 0.0  # when a rank came
 
-    def enter(self, run: Any, site: Any, rank: int, ranks: int, local: frozenset[int], link: Callable[[Gathering], Link] | None = None) -> Gathering:
+    def enter(
+        self, run: Any, site: Any, rank: int, ranks: int, local: frozenset[int], link: Callable[[Gathering], Link] | None = None
+    ) -> Gathering:
         """The gathering that a rank's call belongs to. `link`: makes what reaches other processes, where there are some."""
         with self.lock:
+            self.last = time.monotonic()
             self._forget(run)
             counts = self.counts.setdefault((run, site), {})
             key = run, site, counts.get(rank, 0)
@@ -286,7 +291,8 @@ class Gatherings:
             listed = ", ".join(map(str, missing[:SHOWN])) + (", ..." if len(missing) > SHOWN else "")
             error.message += f"; ranks that have not called {' or '.join(sorted(names))} here: {listed}"
         with self.lock:
-            others = [g for k, g in self.by_key.items() if k[0] == one.key[0] and g is not one]
+            known = [*self.by_key.values(), *(g for _, g in self.late.values())]  # and those whose wait has just ended with a report
+        others = [g for g in known if g.key[0] == one.key[0] and g is not one]
         where = [f"{w.who} waits in {w.op} at {w.where}" for g in others for w in g.exchange.waiting()]
         if where:
             error.message += f"; in other calls of the same run: {'; '.join(where[:SHOWN])}" + ("; ..." if len(where) > SHOWN else "")
@@ -298,3 +304,16 @@ class Gatherings:
 
 gatherings = Gatherings()
 """Those of this process."""
+
+
+@atexit.register
+def _wait_at_exit() -> None:
+    """Let programs that are under way come to their end: a framework waits for them when Python's threads are gone. Those with kernels
+    to come have a second for what is between two of them."""
+    quiet = 0
+    while gatherings.last:
+        quiet = quiet + 1 if nothing_happens() else 0
+        waiting = any(one.open for one in list(gatherings.by_key.values()))
+        if not waiting and (quiet > 2 or time.monotonic() - gatherings.last > INTERVAL * LOOKS):
+            return
+        time.sleep(0.005)

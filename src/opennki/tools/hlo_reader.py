@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-TARGETS = ("AwsNeuronCustomNativeKernel", "AwsNeuronNkiKernel")
+TARGETS = ("AwsNeuronCustomNativeKernelOnRanks", "AwsNeuronCustomNativeKernel", "AwsNeuronNkiKernel")  # a prefix comes after
 """Names of the custom call: in JAX programs, in PyTorch/XLA programs."""
 MAX_FILE_BYTES = 1 << 30
 MAX_FIELDS = 1 << 22  # of a protobuf

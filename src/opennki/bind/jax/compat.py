@@ -124,7 +124,8 @@ def rank_words(ctx: Any, name: str) -> tuple[Any, Any] | None:
             rule="a kernel with collectives runs on every device of the mesh, each of which is a rank",
             fix="call it inside jax.shard_map, with all axes of the mesh manual",
         )
-    index = hlo.broadcast_in_dim(ir.RankedTensorType.get((1,), ir.IntegerType.get_unsigned(32)), hlo.partition_id(), mlir.dense_int_array([]))
+    one = ir.RankedTensorType.get((1,), ir.IntegerType.get_unsigned(32))
+    index = hlo.broadcast_in_dim(one, hlo.partition_id(), mlir.dense_int_array([]))
     words = hlo.concatenate([index, mlir.ir_constant(np.array([count], np.uint32))], 0)
     return words, jax.core.ShapedArray((2,), np.dtype(np.uint32))
 

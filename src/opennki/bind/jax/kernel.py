@@ -9,7 +9,7 @@ import numpy as np
 
 from opennki import settings
 from opennki.bind.jax import compat
-from opennki.bind.jax.handler import TARGET
+from opennki.bind.jax.handler import RANKS_TARGET, TARGET
 from opennki.bind.jax.lowering import INLINED
 from opennki.bind.jax.primitive import JaxTraceResult, nki_call_p
 from opennki.errors import NkiValueError
@@ -72,4 +72,4 @@ def export_checks() -> list[Any]:
     """What jax.export wants to hear about the custom call: `jax.export.export(f, disabled_checks=export_checks())`."""
     from jax import export
 
-    return [export.DisabledSafetyCheck.custom_call(TARGET)]
+    return [export.DisabledSafetyCheck.custom_call(target) for target in (TARGET, RANKS_TARGET)]
