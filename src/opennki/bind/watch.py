@@ -2,7 +2,7 @@
 
 A rank that has not come may still be computing, or its program may have ended without the call; XLA tells nobody. So while ranks wait, one
 thread looks at the process ten times a second. The missing will not come when, for a second, no thread of the process runs or waits for a
-disk, and none that Python did not start is inside of Python (a callback that sleeps): then nothing happens that could bring them. In a
+disk, and none of a framework's own threads is inside of Python (a callback that sleeps): then nothing happens that could bring them. In a
 process that is busy with other things this is never so, and there the setting OPENNKI_MEETING_SECONDS ends the wait.
 
 Source: proc(5), /proc/[pid]/stat; elsewhere than on Linux only the setting counts.
@@ -20,6 +20,7 @@ from opennki import settings
 
 INTERVAL = 0.1  # seconds between two looks
 LOOKS = 10  # in a row at which nothing happens
+_FRAMEWORKS = ("jax", "torch", "opennki")
 
 
 class Watched(Protocol):
@@ -77,9 +78,8 @@ class Watch:
 
 
 def nothing_happens() -> bool:
-    """No thread but this one runs, waits for a processor or a disk, or is inside of Python though Python did not start it."""
-    started = {t.ident for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
-    if any(ident not in started for ident in sys._current_frames()):
+    """No thread but this one runs, waits for a processor or a disk, or is a framework's that has called into Python."""
+    if _callbacks():
         return False
     me = str(threading.get_native_id())
     try:
@@ -89,6 +89,19 @@ def nothing_happens() -> bool:
     except FileNotFoundError:
         return False  # another system
     return True
+
+
+def _callbacks() -> bool:
+    """Whether a thread that Python did not start is in a callback: its first frame is one of the framework's."""
+    started = {t.ident for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
+    homes = tuple(os.path.dirname(file) + os.sep for name in _FRAMEWORKS if (file := getattr(sys.modules.get(name), "__file__", None)))
+    for ident, frame in sys._current_frames().items():
+        if ident not in started:
+            while frame.f_back is not None:
+                frame = frame.f_back
+            if frame.f_code.co_filename.startswith(homes):
+                return True
+    return False
 
 
 def _state(thread: str) -> str:
