@@ -303,3 +303,18 @@ def test_an_operand_that_a_check_does_not_expect_is_a_fault_of_the_payload():
 def test_config_is_read_without_the_ir(config):
     config["serialize_ir_string"] = "opennki_ir = nonsense"
     assert read_config(coded(config))["func_name"] == "scale"
+
+
+@pytest.mark.parametrize("rows", [1, 2, 128])
+def test_a_kernel_on_any_number_of_partitions_is_admitted(rows):
+    """The accumulator registers in a payload are those of the partitions in use."""
+    def kernel(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.exp(nl.load(x)))
+        return out
+
+    made, _ = config_of(kernel, [np.zeros((rows, 8), F32)])
+    x = np.linspace(0, 1, rows * 8, dtype=F32).reshape(rows, 8)
+    out = np.zeros_like(x)
+    host_kernel(made.encode()).run([x], [out])
+    assert np.allclose(out, np.exp(x), rtol=1e-5)

@@ -234,6 +234,8 @@ class Instruction:
     pe: Callable[[Any, Any], PeWork] | None = None
     dma_share: Callable[[Any, Any], float] | None = None
     moves: Callable[[Any], tuple[str, ...]] | None = None
+    folds: Callable[[Any], str] | None = None
+    folding: Callable[[Any, str, Any], Mapping[str, Any]] | None = None
 
     @property
     def suspends(self) -> bool:
@@ -281,7 +283,9 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
                 random: bool = False, positional: bool = False, min_generation: int = 2,
                 surface: str = "isa", pe: Callable[[Any, Any], PeWork] | None = None,
                 dma_share: Callable[[Any, Any], float] | None = None,
-                moves: Callable[[Any], tuple[str, ...]] | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+                moves: Callable[[Any], tuple[str, ...]] | None = None, folds: Callable[[Any], str] | None = None,
+                folding: Callable[[Any, str, Any], Mapping[str, Any]] | None = None,
+                ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register an annotated NumPy function as an instruction.
 
     `engine` lists the engines that can run it, the default first; `choose_engine(call, target)` picks one when the user does
@@ -296,6 +300,8 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
     `check(call, target)` raises for rules that the vocabulary cannot say. `surface` is isa, language or internal.
     `pe(d, hw)` says what the instruction does in the PE array, `dma_share(d, hw)` at which share of their rate the DMA engines run it,
     `moves(call)` to which other engines the compiler moves it where the user does not choose (timing only, values do not depend on it).
+    `folds(call)`: the operator with which it makes one number of each partition, "" for none; `folding(call, op, tile)`: the operands
+    with which an instruction folds its own result into a tile on the way, none where it cannot (timing only, too).
     """
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
         hints = get_type_hints(fn, include_extras=True)
@@ -318,7 +324,7 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
             fn.__name__, tuple(engine.split()), tuple(params), results, fn, limits, cost, family, rawness, mask_on,
             dict(mask_dims or {}), check, choose_engine, meets, positional, random, min_generation, source,
             textwrap.dedent(fn.__doc__).strip(), _public(signature, params), surface,
-            {p.name: i for i, p in enumerate(params)}, pe, dma_share, moves)
+            {p.name: i for i, p in enumerate(params)}, pe, dma_share, moves, folds, folding)
         return fn
     return register
 

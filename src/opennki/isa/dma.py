@@ -57,9 +57,9 @@ def _copy_share(d: Any, _hw: Any) -> float:
     return 0.5 if cost.attr(d, "dst_rmw_op") is not None else 1.0
 
 
-def _transpose_share(d: Any, _hw: Any) -> float:
-    """0.9 of the copy rate from HBM, 0.5 from SBUF (isa_costs: dma_transpose)."""
-    return 0.9 if d.spaces["src"] == "hbm" else 0.5
+def _transpose_share(d: Any, hw: Any) -> float:
+    """0.9 of the copy rate from HBM, 0.5 from SBUF (isa_costs: dma_transpose). Before trn2 no DMA engine transposes: it copies elements."""
+    return 1.0 if not hw.pe_transpose_mode else 0.9 if d.spaces["src"] == "hbm" else 0.5
 
 
 @instruction(

@@ -113,10 +113,18 @@ def _cost(d: Any, hw: Any) -> float:
     return cost.streaming(d, hw) + (hw.min_ii if cost.attr(d, "reduce_res") is not None else 0)
 
 
+def _folding(c: Any, op: str, tile: Any) -> dict[str, Any]:
+    # AWS's own attention kernel (nki-samples, for Stable Diffusion) writes the sum of exponentials as an instruction of its own, on the
+    # ground that the compiler makes one of both.
+    if op != "add" or c.reduce_cmd != cmd.idle or c.reduce_res is not None:
+        return {}
+    return {"reduce_op": op, "reduce_res": tile, "reduce_cmd": cmd.reset_reduce}
+
+
 @instruction(
     engine="scalar", family="activation", source="api_legacy: isa.activation",
     results=(Result(shape="data", dtype="data"),), limits=(PARTITIONS,), mask_on="data", mask_dims=_MASK_DIMS,
-    check=_check_reduce, cost=_cost)
+    check=_check_reduce, cost=_cost, folding=_folding)
 def activation(op: T[str, Op(ACTIVATIONS)], data: T[Array, In("P F*")], *,
                bias: T[Array | None, In("P 1", ON_CHIP, NUMERIC, optional=True, shape_code=_BIAS)] = None,
                scale: T[Any, In("P 1", ON_CHIP, NUMERIC, scalar=True, shape_code=_SCALE)] = 1.0,

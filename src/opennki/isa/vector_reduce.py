@@ -116,7 +116,8 @@ def _tensor_reduce_cost(d: Any, hw: Any) -> float:
 @instruction(
     engine="vector", family="reduce", source="api_legacy: isa.tensor_reduce",
     results=(Result(_reduced_shape, "data"),), raw=lambda c: c.op in BITVEC, mask_on="data", mask_dims={"result": _kept_dims},
-    check=_tensor_reduce_check, cost=_tensor_reduce_cost)
+    check=_tensor_reduce_check, cost=_tensor_reduce_cost,
+    folds=lambda c: "" if c.negate or len(_axes(c.axis, len(c.data.shape))) < len(c.data.shape) - 1 else c.op)
 def tensor_reduce(op: T[str, Op(REDUCIBLE)], data: T[Array, In("P F*")],
                   axis: T[Any, Attr((int, tuple, list))], *,
                   mask: T[Any, Mask] = None, dtype: T[Any, DType] = None,

@@ -27,8 +27,11 @@ DMA_DESCRIPTOR = Constant(
     13.0, "ns", "what a descriptor takes besides its bytes on NeuronCore-v2; the published trn2 trace of 256-byte descriptors at 21 B/ns "
     "shows none", (24, 26, 88))
 DMA_SHORT = Constant(
-    0.45, "of the rate", "rate of descriptors below the documented saturating size of 4 KiB on NeuronCore-v2; the same trace shows no loss "
-    "on trn2", (24, 26, 88))
+    0.44, "of the rate", "rate of transfers with fewer bytes per partition than the documented 4 KiB that saturate an engine, on "
+    "NeuronCore-v2; the same trace shows no loss on trn2", (24, 26, 88))
+DMA_WORD = Constant(
+    64.0, "bytes", "what an element by itself takes of a DMA engine's rate where a tile is transposed on the way; thresholds of the tests "
+    "of nki-samples 0898a77 for attention with transposed keys and results (675, 536 and 600 µs)")
 RESIDENT_LIMIT = Constant(
     32768.0, "instructions", "size up to which the compiler looks for loads that loops repeat and keeps their tiles in SBUF if they fit: "
     "HBM traffic of published rows 2 and 8 shows that it does, that of row 24 that it does not", (2, 8, 24))
@@ -45,7 +48,8 @@ TENSOR_LATENCY = Constant(
     "assumed")
 GPSIMD_LATENCY = Constant(100.0, "cycles", "the same for GpSimd: the documented overhead of a dependent instruction")
 WINDOW = Constant(
-    64.0, "instructions", "how far ahead of its place an instruction may be scheduled within its engine; assumed", (74, 75))
+    256.0, "instructions", "how far ahead of its place an instruction may be scheduled within its engine; assumed: from 128 on little "
+    "depends on it")
 DMA_WINDOW = Constant(256.0, "transfers", "the same for DMA, whose queues run beside each other; assumed")
 BUFFERS = Constant(
     4.0, "buffers", "most buffers that a tensor made in a loop gets from the compiler where memory allows; assumed")
@@ -66,8 +70,15 @@ def launch_us(target: Target) -> float:
     return target.launch_floor_us - SMALLEST.value
 
 
-def descriptor_ns(size: int, rate: float, target: Target) -> float:
-    """Time of one descriptor on a DMA engine of a rate in bytes per ns."""
+def descriptor_ns(size: int, rate: float, target: Target, partition: int = 0) -> float:
+    """Time of one descriptor on a DMA engine of a rate in bytes per ns. `partition`: bytes per partition of its transfer, if there are
+    more of them."""
     if target.generation >= 3:
         return max(size, target.dma_small_bytes) / rate
-    return DMA_DESCRIPTOR.value + max(size, min(size / DMA_SHORT.value, target.dma_full_bytes)) / rate
+    whole = max(size, partition)
+    return DMA_DESCRIPTOR.value + size * max(1.0, min(1 / DMA_SHORT.value, target.dma_full_bytes / whole)) / rate
+
+
+def word_ns(size: int, rate: float) -> float:
+    """Time of an element that no neighbour follows in memory, on a DMA engine."""
+    return max(size, DMA_WORD.value) / rate

@@ -163,6 +163,15 @@ def run_length(access: Access, start: int, sizes: tuple[int, ...] | None = None)
     return run
 
 
+def longest_run(access: Access) -> int:
+    """Elements of a tile that lie next to each other, walking its dimensions in the best order."""
+    run = 1
+    for step, n in sorted(zip(element_strides(access), access.shape, strict=True)):
+        if n > 1 and step == run:
+            run *= n
+    return run
+
+
 def _sides(instr: Instr) -> tuple[list[Access], list[Access]]:
     sources = [a for a, read, written in accesses(instr) if read and not written and a not in _indices(instr)]
     targets = [a for a, _, written in accesses(instr) if written and a.space != "register"]
@@ -187,16 +196,15 @@ def _transfer(instr: Instr, view: Any, target: Target, sizes: tuple[int, ...] | 
     biggest = max(sides, key=lambda a: a.size)
     partitions = 1 if chip is None else chip.shape[0]
     turned = decl.family == "transpose"
-    if turned and not target.pe_transpose_mode:  # before trn2 no DMA engine transposes: one descriptor for each element
+    outside = next((a for a in sides if not a.alloc.on_chip), None)
+    run = min(run_length(a, start, sizes if a.shape == biggest.shape else None) for a in sides)
+    if turned and not target.pe_transpose_mode:  # before trn2 no DMA engine transposes: element by element
         run = 1
-    else:
-        run = min(run_length(a, start, sizes if a.shape == biggest.shape else None) for a in sides)
     elements = max(1, round(biggest.size * share))
     rate = target.dma_engine_gbps * (decl.dma_share(view, target) if decl.dma_share is not None else 1.0)
     if turned and target.pe_transpose_mode:
         run = max(run, target.dma_full_bytes // size)
     descriptors = ceil(elements / run)
-    each = constants.descriptor_ns(run * size, rate, target)
     if chip is None:
         lanes = range(target.dma_engines_core)
         # descriptors are not longer than what saturates an engine, so that all engines have some
@@ -207,10 +215,17 @@ def _transfer(instr: Instr, view: Any, target: Target, sizes: tuple[int, ...] | 
         used = min(partitions, sizes[0] if sizes is not None else partitions)
         first = _first_partition(chip)
         rows = max(1, ceil(descriptors / max(1, used)))
-        count: dict[int, int] = {}
+        each = constants.descriptor_ns(run * size, rate, target, rows * run * size)
+        line = longest_run(outside) if run == 1 and outside is not None else 1
+        if line > 1:  # transposed: memory is walked along its lines, element by element on the side of the partitions
+            line = min(line, max(1, target.dma_full_bytes // size))
+            each = max(constants.word_ns(size, rate), constants.descriptor_ns(line * size, rate, target) / line)
+        count: dict[int, float] = {}
         for p in range(first, first + used):
             lane = (p // target.dma_partitions) % target.dma_engines_core
             count[lane] = count.get(lane, 0) + 1
+        if line > 1:  # the engines share out the lines
+            count = dict.fromkeys(range(target.dma_engines_core), used / target.dma_engines_core)
         spread = [(lane, n * rows * each) for lane, n in sorted(count.items())]
     both = (traffic["hbm_read"] + traffic["hbm_write"]) / target.hbm_core_gbps
     lanes_ps = tuple((lane, ps(max(t, both)) if len(spread) == target.dma_engines_core else ps(t)) for lane, t in spread)

@@ -11,6 +11,7 @@ from opennki.ir.verify import accesses
 from opennki.isa.target import Target, resolve
 from opennki.timing import constants
 from opennki.timing.costs import DMA, ENGINE_NAMES, PS, SYNC, Numbers, describe
+from opennki.timing.hoist import repeated_axes
 from opennki.timing.lower import Op, Program
 from opennki.timing.machine import Machine
 from opennki.timing.timeline import COMPUTE, EngineUse, LineCost, Row, Timeline, Traffic, Work
@@ -33,11 +34,15 @@ def estimate(kernel: Kernel, *, record: bool = False, max_rows: int = 100_000, p
     rows = Recorder(kernel, max_rows) if record else None
     machine = Machine(lowered, target, rows)
     instances, cores = _instances(kernel, program)
+    count, same = len(instances), repeated_axes(kernel) if len(instances) > 1 else []
+    if same:
+        instances = list({tuple(x for d, x in enumerate(at) if d not in same): at for at in reversed(instances)}.values())[::-1]
+        lowered.warnings.append(f"programs along axis {', '.join(map(str, same))} of the grid do the same work: it is counted once")
     for instance in instances:
         for slot, at in zip(lowered.grid, instance, strict=True):
             machine.env[slot] = at
         machine.run(lowered.body)
-    return _timeline(kernel, target, lowered, machine, rows, program or (), len(instances), cores)
+    return _timeline(kernel, target, lowered, machine, rows, program or (), count, cores)
 
 
 def _instances(kernel: Kernel, program: tuple[int, ...] | None) -> tuple[list[tuple[int, ...]], int]:

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from opennki.ir.affine import Affine, Var
-from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, IndexTile, Instr, PredTile, Stmt, statements
-from opennki.ir.verify import accesses
+from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, IndexTile, Instr, Kernel, PredTile, Stmt, statements
+from opennki.ir.verify import accesses, call_view
 from opennki.isa.declare import ISA
 
 
 def folded(stmts: list[Stmt]) -> list[Stmt]:
-    """A body in which an instruction whose result is only copied writes the copy itself, as engines convert on the way out."""
+    """A body in which an instruction whose result is only copied writes the copy itself, as engines convert on the way out, and one that
+    can sums up its result itself."""
     uses: dict[Alloc, int] = {}
     for stmt in statements(stmts):
         if isinstance(stmt, Instr):
@@ -32,6 +33,12 @@ def _fold(stmts: list[Stmt], uses: dict[Alloc, int]) -> list[Stmt]:
                 out.append(out.pop(last))
                 last = len(out) - 1
                 continue
+            both = _with_its_sum(made, stmt) if isinstance(made, Instr) else None
+            if both is not None:
+                del out[last]
+                out.append(both)
+                last = len(out) - 1
+                continue
             out.append(stmt)
             last = len(out) - 1
         elif isinstance(stmt, Alloc):
@@ -45,6 +52,22 @@ def _fold(stmts: list[Stmt], uses: dict[Alloc, int]) -> list[Stmt]:
             else:
                 out.append(DoWhile(_fold(stmt.body, uses), stmt.cond, stmt.loc))
     return out
+
+
+def _with_its_sum(made: Instr, fold: Instr) -> Instr | None:
+    """One instruction that does the work of two, of which the second makes one number of each partition of the result of the first."""
+    decl, other = ISA[made.op], ISA[fold.op]
+    if decl.folding is None or other.folds is None or made.mask or fold.mask or len(made.results) != 1 or len(fold.results) != 1:
+        return None
+    read = [a for a, reads, _ in accesses(fold) if reads]
+    result = made.results[0]
+    if len(read) != 1 or read[0].alloc is not result.alloc or not (read[0].is_whole and result.is_whole):
+        return None
+    words = decl.folding(call_view(decl, made.operands, made.engine, result.dtype), other.folds(call_view(other, fold.operands)),
+                         fold.results[0])
+    if not words:
+        return None
+    return replace(made, operands=tuple(words.get(p.name, v) for p, v in zip(decl.params, made.operands, strict=True)))
 
 
 def _only_copied(made: Instr, copy: Instr, uses: dict[Alloc, int]) -> bool:
@@ -111,6 +134,31 @@ def _fixed(instr: Instr, var: Var, writers: dict[Alloc, int], local: set[Any]) -
             if read or access.alloc not in local or writers.get(access.alloc) != 1 or not access.alloc.on_chip:
                 return False
     return made == 1 and not any(_uses(value, var) for value in instr.operands)
+
+
+def repeated_axes(kernel: Kernel) -> list[int]:
+    """The axes of the launch grid along which all programs do the same: nothing depends on the index, no tensor in HBM is both read and
+    written, no program waits for another. On a core a grid is a loop, and what no iteration changes leaves it."""
+    instrs = [s for s in statements(kernel.body) if isinstance(s, Instr)]
+    read: set[Alloc] = set()
+    written: set[Alloc] = set()
+    for instr in instrs:
+        if ISA[instr.op].suspends or ISA[instr.op].random:
+            return []
+        for access, reads, writes in accesses(instr):
+            if not access.alloc.on_chip:
+                read |= {access.alloc} if reads else set()
+                written |= {access.alloc} if writes else set()
+    if read & written:
+        return []
+    guards = [s.pred for s in statements(kernel.body) if isinstance(s, If)]
+    return [axis for axis, var in enumerate(kernel.grid)
+            if var.hi > 0 and not any(var in p.expr.variables() for p in guards) and not any(_depends(i, var) for i in instrs)]
+
+
+def _depends(instr: Instr, var: Var) -> bool:
+    return (any(var in p.expr.variables() for p in instr.mask) or any(_uses(v, var) for v in instr.operands)
+            or any(var in dim.base.variables() for a, _, _ in accesses(instr) for dim in a.dims))
 
 
 def _uses(value: Any, var: Var) -> bool:
