@@ -95,6 +95,23 @@ def scan(a, b):
     return out
 
 
+def pool(op):
+    """A kernel that pools windows of 3 x 3 with stride 2."""
+
+    def kernel(x):
+        planes, h, w = x.shape
+        ho, wo = (h - 3) // 2 + 1, (w - 3) // 2 + 1
+        out = nl.ndarray((planes, ho, wo), dtype=x.dtype, buffer=nl.shared_hbm)
+        ip, iy, ix, ky, kx = nl.mgrid[0:P, 0:ho, 0:wo, 0:3, 0:3]
+        for i in nl.affine_range(planes // P):
+            windows = nl.load(x[nl.ds(i * P, P), :, :])[ip, 2 * iy + ky, 2 * ix + kx]
+            pooled = nl.max(windows, axis=[3, 4]) if op == "max" else nl.multiply(nl.sum(windows, axis=[3, 4]), 1.0 / 9)
+            nl.store(out[nl.ds(i * P, P), :, :], pooled)
+        return out
+
+    return kernel
+
+
 def tiny(x):
     """Four instructions on each tile of 128 x 4."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
@@ -146,6 +163,10 @@ def cases():
     yield "add bf16 4096", add, (s, s.copy()), "copy", copy_of(s, s, s)
     d = normal(P, 8192)
     yield "scan 128x8192", scan, (d, d.copy()), "copy", copy_of(d, d, d)
+    y = normal(1024, 113, 113)
+    pooled = np.empty((1024, 56, 56), np.float32)
+    for op, name in (("max", "max"), ("sum", "average")):
+        yield f"{name} pool 3x3/2", pool(op), (y,), "copy", copy_of(y, pooled)
     t = normal(P, 16384)
     yield "tiny, 16k instructions", tiny, (t,), "copy", copy_of(t, t)
 

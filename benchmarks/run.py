@@ -83,6 +83,9 @@ def torch_peer(name, torch, arrays):
         return lambda: x + t[1]
     if name.startswith("tiny"):
         return lambda: x * 2.5 + x
+    if "pool" in name:
+        pooled = f.max_pool2d if name.startswith("max") else f.avg_pool2d
+        return lambda: pooled(x[None], 3, 2)
     return None
 
 

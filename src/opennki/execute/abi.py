@@ -10,6 +10,7 @@ from opennki.isa.scalar import SCALAR
 ABI = 1
 RANK = 6
 CHUNK = 1024
+SHORT = 64  # elements below which a row is taken together with its neighbours
 
 DTYPES: dict[str, int] = {
     "float32": 0, "float32r": 0, "bfloat16": 1, "float16": 2, "float8_e4m3": 3, "float8_e4m3fn": 4, "float8_e5m2": 5, "tfloat32": 6,

@@ -17,7 +17,6 @@ from opennki.ir.affine import Affine
 from opennki.ir.nodes import Instr
 
 Strides = tuple[int, ...]
-SHORT = 64  # elements below which a row is taken together with its neighbours
 
 
 @dataclass
@@ -127,7 +126,7 @@ def _tidied(walk: Space) -> Space:
     tiles, preds, indices = map(ordered, (walk.tiles, walk.preds, walk.indices))
     walk = _joined(replace(walk, shape=shape, tiles=tiles, preds=preds, indices=indices), len(order))
     rank = len(walk.shape)
-    return replace(walk, outer=rank - (2 if rank > 1 and walk.shape[-1] < SHORT else 1))
+    return replace(walk, outer=rank - (2 if rank > 1 and walk.shape[-1] < abi.SHORT else 1))
 
 
 def _joined(walk: Space, count: int) -> Space:

@@ -13,7 +13,7 @@ from opennki.execute import abi
 from opennki.execute.calls import Call
 from opennki.execute.forms import TRANSLATOR, select
 from opennki.execute.program import Program, compile_values
-from opennki.execute.record import INT64, Sym, Unsupported, const, tile
+from opennki.execute.record import INT64, Part, Sym, Unsupported, const, tile
 from opennki.execute.steps import Steps
 from opennki.execute.values import in_order, leaves
 from opennki.interpret.steps import Operand, Plan, turned
@@ -134,24 +134,29 @@ class Instruction:
                 if n.kind in WHOLE and any(a.kind not in ("tile", "const") for a in n.args):
                     raise Unsupported("a computed operand")
         outs = {out.source for out, _ in pairs}
+
+        def view_of(source: Any) -> View:
+            return self.views[_whole(source)]
+
         program = Program(
             iteration=plan.iteration,
-            dtype_of=lambda source: abi.DTYPES.get(self.views[source].access.dtype, -1),
+            dtype_of=lambda source: abi.DTYPES.get(view_of(source).access.dtype, -1),
             keeps_axes=not fused and bool(self.clips or self.guards or any(self.views[s].bounds for s in self.sources(pairs))),
             guards=[] if fused else self.guards,
-            same=lambda a, b: self.views[a] is self.views[b] or self.place(a) == self.place(b),
-            apart=self.apart,
-            meets=lambda a, b: not self.disjoint(a, b),
-            far=lambda source: self.far(self.views[source]),
+            same=lambda a, b: _offset(a) == _offset(b) and (view_of(a) is view_of(b) or self.place(_whole(a)) == self.place(_whole(b))),
+            apart=lambda a, b: (self.apart if _offset(a) == _offset(b) else self.disjoint)(_whole(a), _whole(b)),
+            meets=lambda a, b: not self.disjoint(_whole(a), _whole(b)),
+            far=lambda source: self.far(view_of(source)),
+            parts=True,
         )
         made = []
         self.touched = []
         for kind, what, sources, shape in compile_values(program, pairs, fused):
-            views = [self.views[s] for s in sources]
-            self.touched += [(v.access, s in outs) for s, v in zip(sources, views, strict=True)]
-            if len(views) > MAX_ADDRESSES:
+            views = [view_of(s) for s in sources]
+            self.touched += list({(v, s in outs): (v.access, s in outs) for s, v in zip(sources, views, strict=True)}.values())
+            if len({_whole(s) for s in sources}) > MAX_ADDRESSES or len(views) > abi.MAX_ADDRESSES:
                 raise Unsupported("more operands than a call takes")
-            call = Call(kind, what, [(self.offset(v), v.slot) for v in views], shape)
+            call = Call(kind, what, [(self.offset(v).add(_offset(s)), v.slot) for s, v in zip(sources, views, strict=True)], shape)
             if self.clips and not fused:
                 if kind not in (abi.K_EW, abi.K_COPY) or shape != plan.iteration:
                     raise Unsupported("a mask on an instruction that is not elementwise")
@@ -352,6 +357,16 @@ class Instruction:
                     raise Unsupported("an index that may be outside, of a tile of another shape")
                 base = self.lowering.linear(view.access.dims[axis].base)
                 call.bounds.append((base, tuple(strides), 0, 0, size, self.report(view, axis)))
+
+
+def _whole(source: Any) -> int:
+    """Number of the operand that a source is, or is a part of."""
+    return source.base if isinstance(source, Part) else source
+
+
+def _offset(source: Any) -> int:
+    """Where in its operand a source begins, in bytes."""
+    return source.offset if isinstance(source, Part) else 0
 
 
 def nodes(value: Sym) -> Iterator[Sym]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from opennki.execute import abi
-from opennki.execute.calls import SHORT, Call, Space, over, space
+from opennki.execute.calls import Call, Space, over, space
 from opennki.execute.nodes import Loop, Made, Node, Run, inner
 from opennki.execute.parallel import independent
 from opennki.ir.affine import ZERO, Affine, Var, constant
@@ -73,7 +73,7 @@ def _merged(lowering: Lowering, loop: Loop) -> list[Node] | None:
 def _widened(call: Call) -> Call:
     """A call on short rows, several of them at a time."""
     walk = space(call)
-    if call.kind != abi.K_EW or walk is None or not walk.free or call.bounds or len(walk.shape) < 2 or walk.shape[-1] >= SHORT:
+    if call.kind != abi.K_EW or walk is None or not walk.free or call.bounds or len(walk.shape) < 2 or walk.shape[-1] >= abi.SHORT:
         return call
     return over(call, walk) or call
 

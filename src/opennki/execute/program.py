@@ -10,6 +10,7 @@ from typing import Any
 from opennki.execute import abi
 from opennki.execute.assemble import elementwise, uop
 from opennki.execute.record import Sym, Unsupported, strides_of
+from opennki.execute.unfold import unfolded
 from opennki.execute.values import converted, dtype_number, effort, folds_of, in_order, integer, leaves
 from opennki.isa.scalar import SCALAR
 
@@ -37,6 +38,7 @@ class Program:
     apart: Callable[[Any, Any], bool]
     meets: Callable[[Any, Any], bool]
     far: Callable[[Any], bool] = lambda source: False
+    parts: bool = False  # whether operands may be a `Part` of one
     preds_used: list[int] = field(default_factory=list)
     indices_used: list[int] = field(default_factory=list)
 
@@ -68,7 +70,7 @@ def compile_values(program: Program, pairs: list[tuple[Sym, Sym]], fused: bool =
     if fused:
         alone = [pair for pair in pairs if _is_apart(program, pair, pairs)]
         for out, value in alone:
-            yield _special(program, out, value) or Elementwise(program, [(out, value)]).made()
+            yield _special(program, out, value) or _elementwise(program, [(out, value)])
         pairs = [pair for pair in pairs if not any(pair is other for other in alone)]
         if not pairs:
             return
@@ -80,7 +82,18 @@ def compile_values(program: Program, pairs: list[tuple[Sym, Sym]], fused: bool =
                 raise Unsupported("a mask on an instruction that is not elementwise")
             yield made
             return
-    yield Elementwise(program, pairs).made()
+    yield _elementwise(program, pairs)
+
+
+def _elementwise(program: Program, pairs: list[tuple[Sym, Sym]]) -> Made:
+    made = Elementwise(program, pairs)
+    flat = unfolded(made) if program.parts and not program.keeps_axes and not program.guards else None
+    if flat is not None:
+        try:
+            return Elementwise(program, flat).made()
+        except Unsupported:
+            pass
+    return made.made()
 
 
 def _is_apart(program: Program, pair: tuple[Sym, Sym], pairs: list[tuple[Sym, Sym]]) -> bool:
@@ -466,7 +479,7 @@ class Elementwise:
             shape, strides, outer = left + right, [a + b for a, b in zip(first, second, strict=True)], len(left)
         else:
             shape, strides = joined(shape, strides)
-            outer = len(shape) - 1
+            outer = len(shape) - (2 if len(shape) > 1 and shape[-1] < abi.SHORT else 1)
         if len(shape) > abi.RANK:
             raise Unsupported("too many dimensions")
         tiles, preds = strides[: len(self.tiles)], strides[len(self.tiles) : len(self.tiles) + len(self.preds)]
