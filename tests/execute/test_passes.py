@@ -48,12 +48,16 @@ def nest(x):
     return out
 
 
-def folded(x):
-    """A sum of each row of small tiles: the rows stay rows."""
-    out = nl.ndarray((x.shape[0], x.shape[1] // 8), dtype=x.dtype, buffer=nl.shared_hbm)
-    for i in nl.affine_range(x.shape[1] // 8):
-        nl.store(out[:, nl.ds(i, 1)], nl.sum(nl.load(x[:, nl.ds(i * 8, 8)]), axis=1, keepdims=True))
-    return out
+def folded(n):
+    """A kernel that sums each row of small tiles, n elements wide."""
+
+    def kernel(x):
+        out = nl.ndarray((x.shape[0], x.shape[1] // n), dtype=x.dtype, buffer=nl.shared_hbm)
+        for i in nl.affine_range(x.shape[1] // n):
+            nl.store(out[:, nl.ds(i, 1)], nl.sum(nl.load(x[:, nl.ds(i * n, n)]), axis=1, keepdims=True))
+        return out
+
+    return kernel
 
 
 def transposed(x):
@@ -89,7 +93,12 @@ def rest(x):
 MERGED = {
     "tiny": (tiny, (normal(128, 64),), "ew [8192] (multiply, add) t1*@0 [4]; x@0 [4]"),
     "nest": (nest, (normal(64, 64),), "ew [4096] (exp) t1*@0 [4]; x@0 [4]"),
-    "folded": (folded, (normal(32, 64),), "ew [8, 32, 8] (fold add) x@0 [32, 256, 4]; t1*@0 [4, 32, 0]"),
+    "folded": (folded(40), (normal(32, 320),), "ew [8, 32, 40] (fold add) x@0 [160, 1280, 4]; t1*@0 [4, 32, 0]"),  # rows stay rows
+    "unfolded": (
+        folded(4),
+        (normal(32, 64),),
+        "ew [512] (add, add, add) t1*@0 [4]; x@0 [16]; x@8 [16]; x@4 [16]; x@12 [16]",
+    ),
     "transposed": (transposed, (normal(32, 64),), "copy [32, 16, 4] t1*@240 [256, -16, 4]; x@0 [256, 16, 4]"),
     "positions": (
         positions,
