@@ -29,19 +29,20 @@ class Wait:
     """A program waits at a step for others. `attributes`: those of the call; `contribution`: the operands that it brings, by name,
     and `dtypes` what they are in memory; `finish(value)` writes what the meeting gives it and ends the step."""
 
-    __slots__ = ("attributes", "contribution", "dtypes", "finish", "instr", "loc")
+    __slots__ = ("attributes", "clock", "contribution", "dtypes", "finish", "instr", "loc")
 
     def __init__(self, instr: Instr, loc: Any, attributes: dict[str, Any], contribution: dict[str, np.ndarray], dtypes: dict[str, str],
                  finish: Callable[[Any], None]) -> None:
         self.instr, self.loc, self.attributes, self.finish = instr, loc, attributes, finish
         self.contribution, self.dtypes = contribution, dtypes
+        self.clock: Any = None  # what the program knows (`interpret.races`)
 
 
 class Instance:
     """One program of the grid. Its memory serves one program after the other: `begin` makes it ready for the next."""
 
-    __slots__ = ("buffers", "done", "env", "inside", "origins", "out", "owners", "pc", "program", "progress", "report", "seed",
-                 "shadows", "tape", "used", "views")
+    __slots__ = ("buffers", "clock", "done", "env", "inside", "known", "me", "origins", "out", "owners", "pc", "program", "progress",
+                 "races", "report", "seed", "shadows", "tape", "used", "views")
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
@@ -61,11 +62,16 @@ class Instance:
         self.report: Callable[[str, NkiError], None] = _raise
         self.origins: dict[int, Any] = {}
         self.owners: dict[Any, Any] = {}
+        self.races: Any = None  # where accesses of other programs are watched (`interpret.races`): the record,
+        self.clock: Any = None  # what this program knows of the others of its rank,
+        self.known: dict[int, Any] = {}  # and of those of other ranks
+        self.me = 0
         self.progress: Callable[[int, int], None] | None = None
 
     def begin(self, program: tuple[int, ...], shared: list[tuple[int, Any, Any]], seed: int,
-              report: Callable[[str, NkiError], None], out: Any, owners: dict[Any, Any]) -> None:
-        """Make ready to run a program. `shared`: (slot, bytes, state of the elements or None) of the tensors outside of the program."""
+              report: Callable[[str, NkiError], None], out: Any, owners: dict[Any, Any], races: Any = None) -> None:
+        """Make ready to run a program. `shared`: (slot, bytes, state of the elements or None) of the tensors outside of the program;
+        `races`: what all programs of the rank share of `interpret.races`, or None."""
         tape = self.tape
         self.program, self.seed, self.report, self.out, self.owners = program, seed, report, out, owners
         for slot, value in zip(tape.program_slots, program, strict=True):
@@ -83,11 +89,15 @@ class Instance:
                 self.origins = {}
         self.used = True
         self.pc, self.done, self.inside = 0, False, None
+        if races is not None:
+            self.races, self.me, self.known = races, races.number(program), {}
+            self.clock = races.clock(self.me)
 
     def end(self) -> None:
         """Let go of everything that belongs to a run."""
         buffers, shadows, views = self.buffers, self.shadows, self.views
         self.report, self.out, self.owners, self.progress = _raise, None, _NONE, None
+        self.races = self.clock = None
         for slot in self.tape.released:
             buffers[slot] = shadows[slot] = None
         for key in self.tape.outer_views:
@@ -101,11 +111,11 @@ class Instance:
         self.shadows[slot] = np.zeros(alloc.size, np.uint8) if alloc in self.tape.tracked else None
 
     def owners_of(self, view: View, slot: int, var: Var) -> np.ndarray:
-        """Which iteration of a loop (of this program), or program of the grid, last wrote (row 0) and read (row 1) each element.
+        """Which iteration of a loop of this program last wrote (row 0) and read (row 1) each element.
 
         Counted from 1; 0 for none, -1 for several readers.
         """
-        key = (view.slot, slot) if var.kind == "pid" else (view.slot, slot, self.program)
+        key = (view.slot, slot, self.program)
         if key not in self.owners:
             self.owners[key] = np.zeros((2, max(1, view.alloc.size)), np.int32)
         return self.owners[key]  # type: ignore[no-any-return]
@@ -192,6 +202,12 @@ class Tape:
         for suspect in found.suspects if races else ():
             self.suspects[suspect.instr] = (*self.suspects.get(suspect.instr, ()), suspect)
         self.watched = {s.var for group in self.suspects.values() for s in group}
+        self.watches = races
+        # tensors that programs may meet in, with the bytes of a place: the smallest dtype that one of them is seen as
+        self.meeting: dict[Alloc, int] = {}
+        for s in (s for group in self.suspects.values() for s in group if s.var.kind == "pid"):
+            item = dtypes.itemsize(s.access.dtype)
+            self.meeting[s.access.alloc] = min(item, self.meeting.get(s.access.alloc, item))
         self.layout = Layout()
         self._steps: list[Any] = []
         self.watch: set[Alloc] = set()  # for native code: where to look for reads of what was never written, by tiles
@@ -316,7 +332,7 @@ class Tape:
             def begin(machine: Instance) -> None:
                 machine.env[slot] = 0
                 for key, table in machine.owners.items():
-                    if len(key) == 3 and key[1] == slot and key[2] == machine.program:
+                    if key[1] == slot and key[2] == machine.program:
                         table.fill(0)
         else:
             def begin(machine: Instance) -> None:
@@ -356,6 +372,11 @@ class Tape:
         def test(machine: Instance) -> int | None:
             return None if value_of(expr, machine.env) >= 0 else orelse
         self._steps[place] = test
+
+    def race(self, what: Any, other: Any, axes: list[int]) -> NkiError:
+        """The error of two accesses (`interpret.races.What`) of programs that differ along axes of the grid."""
+        reads = "read" in (what.mode, other.mode)
+        return independence.dependency(what.view.access, [self.kernel.grid[i] for i in axes], what.loc, self.kernel, read=reads)
 
     def dependency(self, suspect: Any) -> NkiError:
         """The error of a suspect that came true."""

@@ -18,6 +18,7 @@ from opennki.interpret.blas import one_thread
 from opennki.interpret.checks import Checks, Reporter, tape_of
 from opennki.interpret.machine import Instance, Tape, blank, fresh, room
 from opennki.interpret.pointers import address
+from opennki.interpret.races import Races
 from opennki.interpret.schedule import run_all
 from opennki.interpret.shadow import WRITTEN
 from opennki.ir.nodes import Alloc, Kernel
@@ -147,10 +148,18 @@ class Prepared:
         wants. Raises as `run` does."""
         shared, report = self._memory(inputs, outputs)
         owners: dict[Any, Any] = {}
+        races = self._races()
         machines = [self._machine() for _ in self._grid]
         for machine, program in zip(machines, self._grid, strict=True):
-            machine.begin(program, shared, seed, report, out, owners)
+            machine.begin(program, shared, seed, report, out, owners, races)
         return machines, report
+
+    def _races(self) -> Races | None:
+        """The record of who touched what, where programs are watched, or may order those of other ranks that are."""
+        tape = self.tape
+        if not tape.meeting and not (tape.suspends and tape.watches):
+            return None
+        return Races(self._grid, {tape.layout.allocs[a]: grain for a, grain in tape.meeting.items()})
 
     @property
     def grid(self) -> list[tuple[int, ...]]:
@@ -185,6 +194,8 @@ class Prepared:
     def finish(self, machines: list[Instance], outputs: Sequence[np.ndarray], report: Reporter) -> None:
         """Copy results, check them, and give memory back. The program that ended last stands at the end."""
         tape, last = self.tape, machines[-1]
+        if last.races is not None:
+            last.races.settle(report)
         if tape.partial:
             _count_stored(tape, last, report)
         for view, i in self.copies:
@@ -205,6 +216,16 @@ class Prepared:
     def _programs(self, shared: Shared, seed: int, report: Reporter, out: Any, order: str,
                   progress: Callable[[int, int], None] | None) -> list[Instance]:
         """Run all programs; returns the machines, that of the program that ended last at the end."""
+        races = self._races()
+        try:
+            return self._run(shared, seed, report, out, order, progress, races)
+        except (NkiError, IndexError):
+            if races is not None:
+                races.settle(report)  # what was wrong first
+            raise
+
+    def _run(self, shared: Shared, seed: int, report: Reporter, out: Any, order: str, progress: Callable[[int, int], None] | None,
+             races: Races | None) -> list[Instance]:
         grid, tape = self._grid, self.tape
         total = len(grid)
         owners: dict[Any, Any] = {}
@@ -225,7 +246,7 @@ class Prepared:
         machines = [self._machine() for _ in (grid if tape.suspends else grid[:1])]
         if tape.suspends:
             for machine, program in zip(machines, grid, strict=True):
-                machine.begin(program, shared, seed, report, out, owners)
+                machine.begin(program, shared, seed, report, out, owners, races)
             world = World(1, tuple(grid), self.kernel.cores)
             run_all({(0, i): m for i, m in enumerate(machines)}, [(0, i) for i in numbers], lambda rank: world, step)
             return machines
@@ -234,7 +255,7 @@ class Prepared:
             if self._many(machines[0], grid):
                 return machines
         for number in numbers:
-            machines[0].begin(grid[number], shared, seed, report, out, owners)
+            machines[0].begin(grid[number], shared, seed, report, out, owners, races)
             if total == 1:
                 machines[0].progress = progress
             machines[0].run() if total == 1 and progress is not None else self._go(machines[0])

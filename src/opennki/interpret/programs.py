@@ -16,7 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from opennki.errors import UNKNOWN, Loc, NkiError, NkiTypeError, NkiValueError
+from opennki.interpret import races
 from opennki.interpret.machine import Wait
+from opennki.interpret.races import Clock
 from opennki.interpret.steps import Plan, Step
 from opennki.isa.declare import ISA
 from opennki.isa.meeting import Meeting, Member, World
@@ -43,6 +45,8 @@ def waiting_step(plan: Plan) -> Step:
                     rule="the mask of a collective holds for all of its elements or for none",
                     fix="compare loop indices only, and pass a slice of the tensor",
                 )
+        for o, what in plan.shared_reads:
+            races.touch(machine, what, ((0,) * len(o.view.shape), o.view.shape), None)
         values: dict[str, np.ndarray] = {}
         for o in brought:
             array = o.view.get(machine)
@@ -69,7 +73,11 @@ def waiting_step(plan: Plan) -> Step:
                         operand=name,
                         rule="what is copied between members keeps its dtype",
                     )
+                watched = plan.shared_writes.get(view)
+                before = races.bits(target) if watched is not None else None
                 write(target, value)
+                if watched is not None:
+                    races.touch(machine, watched, ((0,) * len(view.shape), view.shape), None, races.bits(target) != before)
                 if machine.shadows[view.slot] is not None:
                     view.shadow(machine)[...] = 1
 
@@ -80,7 +88,8 @@ def waiting_step(plan: Plan) -> Step:
 
 @dataclass(slots=True)
 class Brought:
-    """What a member brings to a meeting: its operands, and what must be alike. `wait`: of a member that this process runs."""
+    """What a member brings to a meeting: its operands, and what must be alike. `wait`: of a member that this process runs; `clock`: what it
+    knows of other programs, or None where nobody watches them."""
 
     op: str
     loc: Loc
@@ -88,12 +97,13 @@ class Brought:
     dtypes: dict[str, str]
     attributes: dict[str, str]
     wait: Wait | None = None
+    clock: Clock | None = None
 
     @classmethod
     def of(cls, wait: Wait) -> Brought:
         """What a wait of this process brings."""
         shown = {name: repr(value) for name, value in wait.attributes.items()}
-        return cls(wait.instr.op, wait.loc or UNKNOWN, wait.contribution, wait.dtypes, shown, wait)
+        return cls(wait.instr.op, wait.loc or UNKNOWN, wait.contribution, wait.dtypes, shown, wait, wait.clock)
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from typing import Protocol
 from opennki.errors import NkiError
 from opennki.interpret.machine import Instance
 from opennki.interpret.programs import Exchange, Job, Post, complete
+from opennki.interpret.races import learn, snapshot
 from opennki.isa.meeting import Member, World
 
 
@@ -153,10 +154,9 @@ class Scheduler:
                 self._claim(item, True)
             try:
                 if isinstance(item, Job):
+                    self._order(item)
                     complete(item)
                     with self.changed:
-                        if len(item.members) > 1:
-                            self._order(item.members)
                         self.ready += item.members
                 else:
                     self._advance(item)
@@ -189,6 +189,8 @@ class Scheduler:
         wait = self.instances[member].run()
         if self.link is not None and wait is not None:
             self.link.throttle()
+        if wait is not None:
+            wait.clock = snapshot(self.instances[member], member[0])
         with self.changed:
             if wait is None:
                 self.ended.append(member)
@@ -199,8 +201,11 @@ class Scheduler:
             self.ready += jobs
             self.ready += free
 
-    def _order(self, members: list[Member]) -> None:
-        """What was written before a meeting of the programs of a rank is ordered with what comes after it."""
-        for key, table in self.instances[members[0]].owners.items():
-            if len(key) == 2:
-                table.fill(0)
+    def _order(self, job: Job) -> None:
+        """Who takes part in a meeting knows afterwards what those who came to it knew."""
+        clocks = [one.clock for one in job.brought]
+        for member in job.members:
+            learn(self.instances[member], member[0], clocks)
+        races = self.instances[job.members[0]].races
+        if races is not None and len(job.members) == len(races.grid) > 1 and len({m[0] for m in job.members}) == 1:
+            races.all_met()

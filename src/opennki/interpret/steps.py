@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from opennki.errors import Loc
-from opennki.interpret import shadow, touched
+from opennki.interpret import races, shadow, touched
 from opennki.interpret.marking import excluded, mark
 from opennki.interpret.mask import Masker, clip, index_values, truth_of
 from opennki.interpret.views import Layout, View, compile_affine, value_of
@@ -90,11 +90,18 @@ class Plan:
         self.masker = Masker(instr.mask, self.iteration, layout) if masked else None
         self.tracked = [o for o in self.inputs if o.reads and o.view.alloc in tracked]
         self.tracked_out = [v for v, _, _ in self.outputs if v.alloc in tracked]
-        # what another iteration or program may touch too: (view, slot of the variable, suspect)
-        self.suspects = [(v, layout.var(s.var), s) for s in suspects if s.mode != "read"
+        # what another iteration may touch too: (view, slot of the variable, suspect)
+        loops = [s for s in suspects if s.var.kind != "pid"]
+        self.suspects = [(v, layout.var(s.var), s) for s in loops if s.mode != "read"
                          for v, _, _ in self.outputs if v.access is s.access]
-        self.suspect_reads = [(o, layout.var(s.var), s) for s in suspects if s.mode == "read" for o in self.inputs
+        self.suspect_reads = [(o, layout.var(s.var), s) for s in loops if s.mode == "read" for o in self.inputs
                               if o.view.access is s.access]
+        # and what another program may
+        shared = [s for s in suspects if s.var.kind == "pid"]
+        self.shared_writes = {v: races.What(v, s, loc) for s in shared if s.mode != "read" for v, _, _ in self.outputs
+                              if v.access is s.access}
+        self.shared_reads = [(o, races.What(o.view, s, loc)) for s in shared if s.mode == "read" for o in self.inputs
+                             if o.view.access is s.access]
         self.gets_out = any(v.alloc.space not in ("sbuf", "psum", "register") for v, _, _ in self.outputs)
 
     def _operand(self, param: Param, value: Any, raw: bool, ranges: dict[Var, Range], outs: list[tuple[View, str]],
@@ -194,7 +201,7 @@ def _values(result: Any, count: int) -> list[Any]:
 def compile_step(plan: Plan) -> Step:
     """The step of a planned instruction."""
     general = plan.masker is not None or bool(plan.tracked) or bool(plan.tracked_out) or bool(
-        plan.suspects) or bool(plan.suspect_reads) or (
+        plan.suspects) or bool(plan.suspect_reads) or bool(plan.shared_writes) or bool(plan.shared_reads) or (
         plan.decl.family == "print") or any(
         o.view.dynamic is not None for o in plan.inputs) or any(v.dynamic is not None for v, _, _ in plan.outputs)
     return _general(plan) if general else _lean(plan)
@@ -288,6 +295,8 @@ def _general(plan: Plan) -> Step:
     outputs = plan.outputs
     tracked = {o.name for o in plan.tracked}
     suspected = {view for view, _, _ in plan.suspects}
+    shared = plan.shared_writes
+    read_by_others = {o.name for o, _ in plan.shared_reads}
     one_row_at_a_time = any(v.dynamic is not None and any(o.view is v and o.reads for o in plan.inputs) for v, _, _ in outputs)
 
     def run(machine: Any, box: Any, where: Array | None) -> None:
@@ -315,7 +324,11 @@ def _general(plan: Plan) -> Step:
                     unread = (state == shadow.NEVER) & (where if where is not None and where.shape == state.shape else True)
                     if unread.any():
                         kind, error = ("accumulate", shadow.accumulate_error) if accumulates(plan, o) else ("read", shadow.read_error)
-                        machine.report(kind, error(view, np.where(unread, 0, 1), loc))
+                        made = error(view, np.where(unread, 0, 1), loc)
+                        if o.name in read_by_others:  # another program that has not come to it may write it: then it is a race
+                            machine.races.put_off(kind, made)
+                        else:
+                            machine.report(kind, made)
                 if state.max(initial=1) > 1:
                     taint = state == shadow.MASKED
                     if where is not None and where.shape == taint.shape:
@@ -336,6 +349,10 @@ def _general(plan: Plan) -> Step:
             shape = o.view.shape
             part = ((0,) * len(shape), shape) if full else _part(o.name, o.dims, shape, lo, hi, decl, iteration)
             touched.read(machine, o.view, slot, suspect, part, where)
+        for o, what in plan.shared_reads:
+            shape = o.view.shape
+            part = ((0,) * len(shape), shape) if full else _part(o.name, o.dims, shape, lo, hi, decl, iteration)
+            races.touch(machine, what, part, where)
         for name, value_at in lazy:
             value = value_at(machine)
             if not full and isinstance(value, np.ndarray) and value.shape == iteration:
@@ -374,8 +391,8 @@ def _general(plan: Plan) -> Step:
                 view.dynamic.scatter(machine, stored, keep, *part)
             else:
                 out = view.box(machine, *part) if not full else view.get(machine)
-                if view in suspected:
-                    before = touched.bits(out)
+                if view in shared:
+                    before = races.bits(out)
                 if keep is None:
                     write(out, value)
                 else:
@@ -384,10 +401,11 @@ def _general(plan: Plan) -> Step:
                     np.copyto(out, stored, where=keep)
             mark(machine, plan, view, part, keep, taints, origin)
             if view in suspected:
-                changed = None if view.dynamic is not None else touched.bits(out) != before
                 for which, slot, suspect in plan.suspects:
                     if which is view:
-                        touched.wrote(machine, view, slot, suspect, part, keep, changed if suspect.var.kind == "pid" else None)
+                        touched.wrote(machine, view, slot, suspect, part, keep)
+            if view in shared:
+                races.touch(machine, shared[view], part, keep, None if view.dynamic is not None else races.bits(out) != before)
 
     def step(machine: Any) -> None:
         if masker is None:

@@ -1,4 +1,4 @@
-"""Which iteration or program touched each element, where independence is not proven (see `trace.independence`)."""
+"""Which iteration of a loop touched each element, where independence is not proven (see `trace.independence`; for programs, `races`)."""
 from __future__ import annotations
 
 from typing import Any
@@ -18,16 +18,8 @@ def _table(machine: Any, view: View, table: Array, part: Any) -> tuple[Array, An
     return view.element_view(table, machine, *part), None
 
 
-def bits(array: Array) -> Array:
-    """A copy of the bytes of a part of a tile, one integer per element."""
-    return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape).copy()
-
-
-def wrote(machine: Any, view: View, slot: int, suspect: Any, part: Any, keep: Array | None, changed: Array | None = None) -> None:
-    """Record which iteration or program wrote each element; report when another one wrote or read it before.
-
-    `changed`: where the write has changed the value (programs that store what is there already only get a warning).
-    """
+def wrote(machine: Any, view: View, slot: int, suspect: Any, part: Any, keep: Array | None) -> None:
+    """Record which iteration wrote each element; report when another one wrote or read it before."""
     writers, readers = machine.owners_of(view, slot, suspect.var)
     me = machine.env[slot] + 1
     before, where = _table(machine, view, writers, part)
@@ -38,11 +30,7 @@ def wrote(machine: Any, view: View, slot: int, suspect: Any, part: Any, keep: Ar
     if keep is not None:
         clash = clash & keep
     if clash.any():
-        same = changed is not None and not (clash & changed).any()
-        error = machine.tape.dependency(suspect)
-        if same:
-            error.message += ", with the same values"
-        machine.report("repeated" if same else suspect.kind, error)
+        machine.report(suspect.kind, machine.tape.dependency(suspect))
     if where is not None:
         writers[where] = me
     elif keep is None:
@@ -52,7 +40,7 @@ def wrote(machine: Any, view: View, slot: int, suspect: Any, part: Any, keep: Ar
 
 
 def read(machine: Any, view: View, slot: int, suspect: Any, part: Any, keep: Array | None) -> None:
-    """Record which iteration or program read each element; report when another one wrote it before."""
+    """Record which iteration read each element; report when another one wrote it before."""
     writers, readers = machine.owners_of(view, slot, suspect.var)
     me = machine.env[slot] + 1
     written, _ = _table(machine, view, writers, part)

@@ -287,7 +287,8 @@ def _settled(states: dict[int, dict[str, Any]]) -> bool:
 
 def _described(brought: Brought) -> dict[str, Any]:
     loc = brought.loc
-    return {"op": brought.op, "loc": [loc.file, loc.line, loc.function], "dtypes": brought.dtypes, "attributes": brought.attributes}
+    return {"op": brought.op, "loc": [loc.file, loc.line, loc.function], "dtypes": brought.dtypes, "attributes": brought.attributes,
+            "clock": None if brought.clock is None else [[rank, times.tolist()] for rank, times in brought.clock.items()]}  # fmt: skip
 
 
 def _brought(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Brought:
@@ -295,7 +296,15 @@ def _brought(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Brought:
     for table in (dtypes, attributes):
         if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
             raise NkiParseError("a message whose operands are not described")
-    return Brought(str(header["op"]), _loc(header["loc"]), arrays, dtypes, attributes)
+    return Brought(str(header["op"]), _loc(header["loc"]), arrays, dtypes, attributes, clock=_clock(header["clock"]))
+
+
+def _clock(value: Any) -> dict[int, np.ndarray] | None:
+    if value is None:
+        return None
+    if not all(isinstance(rank, int) and all(isinstance(t, int) and 0 <= t < 1 << 31 for t in times) for rank, times in value):
+        raise NkiParseError("a message whose clock is none")
+    return {rank: np.asarray(times, np.int32) for rank, times in value}
 
 
 def _loc(value: Any) -> Loc:

@@ -2,8 +2,8 @@
 
 Different values of a loop index or program id must write different elements, and read none that another one writes. That is
 proven from the accesses, or broken for certain (`Findings.problems`), or left to the interpreter, which then records which
-iteration or program touched each element (`Suspect`). Accumulation of matmuls into PSUM is meant to meet in one place;
-accumulation by other engines is reported as `carried`.
+iteration or program touched each element (`Suspect`): programs may also be ordered by meeting each other. Accumulation of
+matmuls into PSUM is meant to meet in one place; accumulation by other engines is reported as `carried`.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from opennki.errors import Loc, NkiError, make
 from opennki.ir.affine import Affine, Var
-from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, Instr, Kernel, Stmt
+from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, Instr, Kernel, Stmt, statements
 from opennki.ir.verify import accesses, describe, reads_of
 from opennki.isa import dtypes
 from opennki.isa.declare import ISA
@@ -27,7 +27,8 @@ _LEFT_SIDE = _ANY_SIDE | {"subtract", "divide"}
 @dataclass(frozen=True, slots=True)
 class Suspect:
     """An access that may meet what another iteration or program (value of `var`) touches. `mode`: a `write` meets other writes and reads,
-    an `update` in place meets reads, a `read` meets writes; `kind` is the check that it belongs to."""
+    an `update` in place meets reads, a `read` meets writes; `kind` is the check that it belongs to. For programs, `var` is the first of
+    their indices, whichever they differ in."""
 
     instr: Instr
     access: Access
@@ -130,20 +131,37 @@ def check(kernel: Kernel) -> Findings:
     """What can be said about the independence of a kernel's iterations and programs before it runs."""
     found = Findings()
     counts = {v: v.hi + 1 for v in kernel.grid}
-    shared = {p for p in kernel.params} | {a for a in kernel.body if isinstance(a, Alloc) and a.space == "shared_hbm"}
+    shared = {p for p in kernel.params} | {a for a in statements(kernel.body) if isinstance(a, Alloc) and a.space == "shared_hbm"}
     grid = [v for v in kernel.grid if v.hi > 0]
     groups: dict[tuple[Alloc, Var], list[_Touch]] = {}
-    for touch, variables in _touches(kernel.body, [], frozenset(), counts, shared, grid, {}):
+    of_programs: dict[Alloc, list[_Touch]] = {}
+    for touch, variables in _touches(kernel.body, [], frozenset(), counts, shared if grid else set(), {}):
         for var in variables:
             groups.setdefault((touch.access.alloc, var), []).append(touch)
+        if touch.access.alloc in shared:
+            of_programs.setdefault(touch.access.alloc, []).append(touch)
         if touch.writes:
-            _write(touch, variables, kernel, counts, found)
+            _write(touch, variables + grid if touch.update and touch.access.alloc in shared else variables, kernel, counts, found)
     for (alloc, var), touches in groups.items():
         _reads(alloc, var, touches, counts, found)
+    if grid:
+        for touches in of_programs.values():
+            _programs(touches, grid, counts, found)
     return found
 
 
-def _touches(body: list[Stmt], loops: list[For], guards: frozenset[Var], counts: dict[Var, int], shared: set[Alloc], grid: list[Var],
+def _programs(touches: list[_Touch], grid: list[Var], counts: dict[Var, int], found: Findings) -> None:
+    """Accesses of a tensor that all programs share: each has places of its own, or running the kernel must tell who is where, and when."""
+    if not any(t.writes for t in touches):
+        return
+    every = [t.access for t in touches]
+    if all(disjoint(every, var, counts) for var in grid):
+        return
+    for t in touches:
+        found.suspects.append(Suspect(t.instr, t.access, grid[0], "update" if t.update == "sum" else "write" if t.writes else "read"))
+
+
+def _touches(body: list[Stmt], loops: list[For], guards: frozenset[Var], counts: dict[Var, int], shared: set[Alloc],
              depth: dict[Alloc, int]) -> Iterator[tuple[_Touch, list[Var]]]:
     for stmt in body:
         if isinstance(stmt, Alloc):
@@ -154,20 +172,18 @@ def _touches(body: list[Stmt], loops: list[For], guards: frozenset[Var], counts:
                 if alloc.kind in ("register", "constant"):
                     continue
                 variables = [loop.var for loop in loops[depth.get(alloc, 0):] if loop.kind == "affine" and loop.trips > 1]
-                if alloc in shared:
-                    variables = variables + grid
-                if variables:
+                if variables or alloc in shared:
                     masked = guards.union(v for p in stmt.mask for v in p.expr.variables()) if stmt.mask else guards
                     yield _Touch(stmt, access, is_read, is_written, update_of(stmt, access) if is_written else "", masked), variables
         elif isinstance(stmt, For):
             counts[stmt.var] = stmt.trips
-            yield from _touches(stmt.body, [*loops, stmt], guards, counts, shared, grid, depth)
+            yield from _touches(stmt.body, [*loops, stmt], guards, counts, shared, depth)
         elif isinstance(stmt, DoWhile):
-            yield from _touches(stmt.body, loops, guards, counts, shared, grid, depth)
+            yield from _touches(stmt.body, loops, guards, counts, shared, depth)
         elif isinstance(stmt, If):
             inner = guards.union(stmt.pred.expr.variables())
-            yield from _touches(stmt.then, loops, inner, counts, shared, grid, depth)
-            yield from _touches(stmt.orelse, loops, inner, counts, shared, grid, depth)
+            yield from _touches(stmt.then, loops, inner, counts, shared, depth)
+            yield from _touches(stmt.orelse, loops, inner, counts, shared, depth)
 
 
 def _write(touch: _Touch, variables: list[Var], kernel: Kernel, counts: dict[Var, int], found: Findings) -> None:
@@ -177,10 +193,6 @@ def _write(touch: _Touch, variables: list[Var], kernel: Kernel, counts: dict[Var
     access, loc = touch.access, kernel.loc(touch.instr.loc)
     fixed = [v for v in variables if v not in touch.guarded
              and not any(v in d.base.variables() or d.dyn is not None for d in access.dims)]
-    if fixed and not touch.update and all(v.kind == "pid" for v in fixed):
-        # programs that all write the same values do no harm: only running the kernel can tell
-        found.suspects += [Suspect(touch.instr, access, v) for v in fixed]
-        return
     if fixed:
         kind = "carried" if touch.update == "fold" else "race"
         found.problems.append((kind, dependency(access, fixed, loc, kernel, touch.update)))
@@ -198,7 +210,7 @@ def _reads(alloc: Alloc, var: Var, touches: list[_Touch], counts: dict[Var, int]
         return
     if any(dtypes.itemsize(t.access.dtype) != dtypes.itemsize(alloc.dtype) for t in reads + writes):
         return
-    kind = "race" if var.kind == "pid" else "carried"
+    kind = "carried"
     found.suspects += [Suspect(t.instr, t.access, var, "read", kind) for t in reads]
     known = {(s.access, s.var) for s in found.suspects if s.mode == "write"}
     found.suspects += [Suspect(t.instr, t.access, var, "update", kind) for t in writes if (t.access, var) not in known]
