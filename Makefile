@@ -10,11 +10,16 @@ PY     := $(VENV)/bin/python
 # Pinned: this is the version whose results the oracle tests were checked against.
 TORCH ?= torch==2.13.0
 
+# PyTorch/XLA, whose last release this is, and the torch that it wants. Together some 7 GB on x86-64, where that torch is a CUDA build.
+VENV_XLA ?= .venv-xla
+PY_XLA   := $(VENV_XLA)/bin/python
+XLA      ?= torch==2.9.1 torch-xla==2.9.0
+
 # Arguments for pytest: make test ARGS='tests/isa -x'
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-jax lint format types stubs bench mutate sanitize wheel fuzz clean
+.PHONY: help setup demo test test-jax test-xla lint format types stubs bench mutate sanitize wheel fuzz clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -53,6 +58,20 @@ test: $(VENV)/.installed $(VENV)/.torch
 test-jax: $(VENV)/.installed
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PY) -m pytest -n 2 tests/bind tests/kernels tests/bug_reports/test_jax.py $(ARGS)
 
+# The tests of the PyTorch/XLA bridge, on XLA's CPU client, and those of the PyTorch bridge with the older torch; drivers of tutorials
+# are tested where torch_xla is a stand-in.
+test-xla: $(VENV_XLA)/.installed
+	PJRT_DEVICE=CPU OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PY_XLA) -m pytest -n 2 --durations=5 --durations-min=5 \
+	  tests/bind/torch_xla tests/bind/torch --ignore tests/bind/torch/test_drivers.py $(ARGS)
+
+$(VENV_XLA)/.installed: pyproject.toml src/opennki/_version.py
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+	  { echo "torch-xla needs Python 3.11 to 3.13; set PYTHON=python3.x" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV_XLA)
+	$(PY_XLA) -m pip install --quiet --disable-pip-version-check --no-cache-dir -e . $(XLA) \
+	  'pytest>=8' 'pytest-timeout>=2.3' 'pytest-xdist>=3.5' 'hypothesis>=6.100'
+	@touch $@
+
 lint: $(VENV)/.installed
 	$(PY) -m ruff check .
 
@@ -85,4 +104,4 @@ fuzz: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(PY) scripts/fuzz_executor.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_XLA) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -19,6 +19,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 import nki_blocks as blocks
+import nki_kernels as kernels
 
 OPERATIONS = {"NKI": (blocks.rms_norm, blocks.attention), "JAX": (blocks.rms_norm_jax, blocks.attention_jax)}
 BYTES = 256
@@ -83,7 +84,7 @@ def adam(parameters, moments, gradients, step, rate):
 
 def batches(args):
     """Random windows of the text, the same ones in every run."""
-    text = np.frombuffer(Path(blocks.__file__).read_bytes(), np.uint8).astype(np.int32)
+    text = np.frombuffer(Path(kernels.__file__).read_bytes(), np.uint8).astype(np.int32)
     rng = np.random.default_rng(args.seed)
     while True:
         starts = rng.integers(0, len(text) - args.tokens, args.sequences)
