@@ -62,13 +62,13 @@ test-jax: $(VENV)/.installed
 # are tested where torch_xla is a stand-in.
 test-xla: $(VENV_XLA)/.installed
 	PJRT_DEVICE=CPU OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PY_XLA) -m pytest -n 2 --durations=5 --durations-min=5 \
-	  tests/bind/torch_xla tests/bind/torch --ignore tests/bind/torch/test_drivers.py $(ARGS)
+	  tests/bind/torch_xla tests/bug_reports/test_torch.py tests/bind/torch --ignore tests/bind/torch/test_drivers.py $(ARGS)
 
 $(VENV_XLA)/.installed: pyproject.toml src/opennki/_version.py
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
 	  { echo "torch-xla needs Python 3.11 to 3.13; set PYTHON=python3.x" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV_XLA)
-	$(PY_XLA) -m pip install --quiet --disable-pip-version-check --no-cache-dir -e . $(XLA) \
+	$(PY_XLA) -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile -e . $(XLA) \
 	  'pytest>=8' 'pytest-timeout>=2.3' 'pytest-xdist>=3.5' 'hypothesis>=6.100'
 	@touch $@
 

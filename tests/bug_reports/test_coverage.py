@@ -14,7 +14,6 @@ IDS = frozenset(f"BR{n:03d}" for n in (
 
 # id -> (issue that brings what is missing, what the report needs): no test of these reports exists yet
 LATER = {
-    "BR036": ("6: torch", "one kernel alone and inside modules of 4 and 40 layers"),
     "BR042": ("new namespace", "nested fori_loop with runtime bounds"),
     "BR049": ("5: toolchain", "the allocator: overflow with byte counts, source line and the list of live tensors"),
     "BR052": ("5: toolchain", "SBUF use per partition in the profile"),
@@ -23,8 +22,6 @@ LATER = {
     "BR069": ("5: toolchain", "warm-up apart from the latency"),
     "BR070": ("5: toolchain", "device time and host overhead as separate fields"),
     "BR074": ("5: toolchain", "a relative artifacts_dir"),
-    "BR075": ("6: torch", "the report gives no shapes; a MoE kernel on a grid inside a model"),
-    "BR076": ("6: torch", "two kernels next to each other in one lazy graph"),
     "BR091": ("5: toolchain", "accessed elements in the viewer's data"),
 }
 
@@ -36,7 +33,6 @@ REST = {
     "BR041": ("new namespace", "fori_loop, while_loop, dynamic_range; here the legacy loops"),
     "BR043": ("5: toolchain", "overlap in the timing model"),
     "BR045": ("5: toolchain", "random delays of engines and DMA; here the race checks"),
-    "BR050": ("6: torch", "the kernel as a custom call in a torch model; here in a JAX program"),
     "BR060": ("5: toolchain", "the label of benchmark output"),
     "BR062": ("new namespace", "a legacy kernel under the new jit"),
     "BR064": ("new namespace", "a hint for each removed function"),

@@ -39,7 +39,7 @@ def settle():
             pass
 
 
-def python(code, status=0, timeout=150, **environment):
+def python(code, status=0, timeout=300, **environment):
     """Output and errors of a new process that ends with this status, in time."""
     paths = [str(SOURCE), str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=timeout,
