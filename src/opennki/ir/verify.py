@@ -120,10 +120,10 @@ def check_operands(decl: Instruction, operands: tuple[Any, ...], target: Target,
             _check_value(decl, param, value, loc)
         elif isinstance(spec, Register) and value is not None and not (
                 isinstance(value, Access) and value.alloc.kind == "register" and value.alloc.shape == (target.partitions, 1)
-                and value.alloc.dtype == "float32"
-                and value.shape == (dims.get("P", value.shape[0]), 1)):  # random numbers have no tile to go by
+                and value.alloc.dtype == "float32" and value.shape[1:] == (1,)
+                and dims.get("P", 1) <= value.shape[0] <= target.partitions):  # those of a random number generator are taken whole
             raise NkiTypeError(f"{decl.name}: {param.name} is {describe(value) if isinstance(value, Access) else value!r}", loc=loc,
-                               rule=f"{param.name} are the accumulator registers of an engine: float32, one for each partition of the tile")
+                               rule=f"{param.name} are the registers of an engine: float32, one for each partition of the tile at least")
     for limit in decl.limits:
         size = dims.get(limit.dim)
         most = getattr(target, limit.at_most)
