@@ -19,7 +19,7 @@ XLA      ?= torch==2.9.1 torch-xla==2.9.0
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-jax test-xla lint format types stubs bench mutate sanitize wheel fuzz clean
+.PHONY: help setup demo test test-jax test-xla test-ray setup-ray lint format types stubs bench mutate sanitize wheel fuzz clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -72,6 +72,18 @@ $(VENV_XLA)/.installed: pyproject.toml src/opennki/_version.py
 	  'pytest>=8' 'pytest-timeout>=2.3' 'pytest-xdist>=3.5' 'hypothesis>=6.100'
 	@touch $@
 
+# make test-ray   sets up .venv-ray and runs ranks and sweeps on a Ray cluster on this machine
+test-ray: setup-ray
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 .venv-ray/bin/python -m pytest -p no:cacheprovider --durations=5 \
+	  tests/ranks/test_ray.py tests/ranks/test_hosts.py::test_ray_on_two_hosts tests/sweep/test_sweep_on_ray.py $(ARGS)
+
+setup-ray:
+	@$(MAKE) --no-print-directory VENV=.venv-ray .venv-ray/.ray
+
+.venv-ray/.ray: pyproject.toml src/opennki/_version.py | $(PY)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[ray]' pytest pytest-timeout
+	@touch $@
+
 lint: $(VENV)/.installed
 	$(PY) -m ruff check .
 
@@ -104,4 +116,4 @@ fuzz: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(PY) scripts/fuzz_executor.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV_XLA) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_XLA) .venv-ray build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

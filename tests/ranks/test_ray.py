@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -49,3 +51,38 @@ def test_more_processes_than_the_cluster_has():
     kernel, x = kernel_of(), X
     with pytest.raises(NkiValueError, match="on a cluster of 3 CPUs"):
         opennki.launch(kernel, 6, lambda r: (x[r], ""), engine="ray", processes=6)
+
+
+def test_a_process_that_is_killed_is_named(tmp_path):
+    """One of the tasks, whichever comes first, is killed while the ranks meet."""
+    kernel, mark = looping_kernel(), str(tmp_path / "mark")
+
+    def args_of(rank):
+        import os
+        import signal
+        import threading
+
+        try:
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return (X[rank],)
+        if os.getpid() != driver:
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        else:
+            os.unlink(mark)
+        return (X[rank],)
+
+    driver = os.getpid()
+    with pytest.raises(NkiError, match=r"the process of ranks (0, 1, 2|3, 4, 5) has gone"):
+        opennki.launch(kernel, 6, args_of, engine="ray", processes=2)
+
+
+def looping_kernel():
+    @nki.jit(platform_target="trn2")
+    def kernel(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        for _ in nl.sequential_range(100000):
+            dist.all_reduce([x], [out], np.add)
+        return out
+
+    return kernel

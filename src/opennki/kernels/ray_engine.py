@@ -7,11 +7,11 @@ import sys
 import threading
 from typing import Any
 
-from opennki.errors import NkiError, NkiValueError
+from opennki.errors import NkiValueError
 from opennki.interpret import simulate as sim
 from opennki.kernels.launch import Task
 from opennki.ranks import mesh
-from opennki.ranks.remote import Run
+from opennki.ranks.remote import Run, gone
 from opennki.settings import own_environment
 
 
@@ -26,6 +26,8 @@ def on_ray(task: Task, processes: int | None) -> list[Any]:
         import ray
     except ImportError:
         raise NkiValueError("engine='ray' and Ray is not installed", rule="it needs Ray", fix="pip install 'opennki[ray]'") from None
+    from opennki.kernels.processes import share
+
     connect()
     cpus = int(ray.cluster_resources().get("CPU", 1))
     count = min(task.ranks, processes or cpus)
@@ -49,7 +51,9 @@ def on_ray(task: Task, processes: int | None) -> list[Any]:
         except ray.exceptions.RayTaskError as exc:
             error = error or exc.cause
         except ray.exceptions.RayError as exc:
-            error = error or NkiError(f"process {number} of this run on Ray has gone: {type(exc).__name__}", fix="look at Ray's logs")
+            lost = gone([rank for rank in range(task.ranks) if share(task.ranks, count)(rank) == number])
+            lost.fix = f"look at Ray's logs ({type(exc).__name__})"
+            error = error or lost
     if error is not None:
         raise error
     return [member.value() for member in members.values()]

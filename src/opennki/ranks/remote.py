@@ -33,6 +33,13 @@ class RemoteError(NkiError):
     """A rank of another process failed, or its process is gone."""
 
 
+def gone(ranks: list[int]) -> RemoteError:
+    """The error of a process that has vanished."""
+    named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}{', ...' if len(ranks) > 8 else ''}"
+    why = "it was killed, or has ended without finishing the run"
+    return RemoteError(f"the process of {named} has gone", loc=UNKNOWN, why=why, fix="look at what it printed last")
+
+
 class Run:
     """One run of a kernel, seen from one of its processes (`interpret.schedule.Link`).
 
@@ -166,10 +173,7 @@ class Run:
                 if header["kind"] in ("failed", "stuck"):
                     return
         except (EOFError, OSError):
-            theirs = self.ranks_of[peer]
-            named = f"rank{'s' if len(theirs) > 1 else ''} {', '.join(map(str, theirs[:8]))}{', ...' if len(theirs) > 8 else ''}"
-            why = "it was killed, or has ended without finishing the run"
-            error = RemoteError(f"the process of {named} has gone", loc=UNKNOWN, why=why, fix="look at what it printed last")
+            error = gone(self.ranks_of[peer])
             if self._stop(error):  # before others see that this process is gone too, and blame it
                 self._everyone({"kind": "failed", **_of_error(error)}, last=True)
         except (NkiError, KeyError, TypeError, ValueError) as exc:
