@@ -294,6 +294,12 @@ def test_the_payload_is_that_of_the_other_bridges():
                 == kernel.build_cache_kernel(JAXKernel).dump_config(*arrays))
 
 
+def test_new_values_of_parameters_are_no_tensors_of_their_own():
+    plan = ops.plan_of(payload_of(k.accumulate, X, Y))
+    assert plan.excluded_output_tensors == {0} and plan.written == [1] and plan.fresh == []
+    assert not ops.plan_of(payload_of(k.several, X)).excluded_output_tensors
+
+
 def payload_of(kernel, *args):
     return kernel.build_cache_kernel(PyTorchXLAKernel).dump_config(*args).backend_config
 

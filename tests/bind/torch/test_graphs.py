@@ -31,6 +31,7 @@ def compiled(request):
     return lambda f, **kwargs: torch.compile(f, backend=request.param, fullgraph=True, **kwargs)
 
 
+@pytest.mark.timeout(400)
 def test_inductor(differentiable):
     """One program for the backend that compiles C++, which takes seconds: values, a written tensor, a gradient, an error."""
 
@@ -415,6 +416,7 @@ def test_opcheck(differentiable):
     check(torch.ops.opennki.call.default, ([X.clone().requires_grad_()], payload_of(silu, X)))
     check(torch.ops.opennki.call.default, ([X, Y], payload_of(k.axpy, X, Y)))
     check(torch.ops.opennki.run.default, ([X, Y], payload_of(k.axpy, X, Y)))
+    check(torch.ops.opennki.call_printing.default, ([torch.ones(1, 2)], payload_of(k.shout, torch.ones(1, 2))))
     check(torch.ops.opennki.call_into.default, ([X], [Y.clone()], payload_of(k.accumulate, X, Y)))
 
 

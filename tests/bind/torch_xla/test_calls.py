@@ -139,6 +139,30 @@ def test_the_callers_tensor_is_not_changed_by_the_functional_op():
     assert torch.equal(result.cpu(), X + Y) and torch.equal(y.cpu(), Y)
 
 
+def test_the_op_that_stores_into_tensors():
+    """It is in programs that were exported on the CPU."""
+    x, y = on(X, Y)
+    torch.ops.opennki.call_into([x], [y], payload_of(k.accumulate, X, Y))
+    assert torch.equal(y.cpu(), X + Y) and torch.equal(x.cpu(), X)
+    with pytest.raises(NkiTypeError, match="in the payload"):
+        torch.ops.opennki.call_into([x], [y[:32]], payload_of(k.accumulate, X, Y))
+
+
+def test_an_exported_program_on_the_device():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(64, 16))
+
+        def forward(self, x):
+            k.accumulate(x, self.total)
+            return k.rows[2](x) + self.total
+
+    module = torch.export.export(Model(), (X,)).module().to(DEVICE)
+    assert torch.equal(module(on(X)).cpu(), X * 3)
+    assert torch.equal(module(on(X)).cpu(), X * 4)
+
+
 def test_derivatives():
     register_autograd(k.rows, lambda ctx, d: k.rows[2](d))
     x = on(X).requires_grad_()

@@ -65,9 +65,11 @@ def _maker(dtype: Any) -> Any:
 
 class Plan:
     """A payload, ready to run on tensors: `written` has the operands that are parameters which the kernel writes, `homes` the result
-    that is the new value of each."""
+    that is the new value of each. These are the `excluded_output_tensors` of the vendor's bridge: the call makes no tensors of
+    them, they go into those of the parameters. `fresh` has the other results."""
 
-    __slots__ = ("fresh", "homes", "host", "makers", "operands", "payload", "rest", "results", "wanted", "written")
+    __slots__ = ("excluded_output_tensors", "fresh", "homes", "host", "makers", "operands", "payload", "rest", "results", "wanted",
+                 "written")
 
     def __init__(self, payload: str) -> None:
         self.payload = payload
@@ -80,7 +82,8 @@ class Plan:
         self.written = [operand for operand, _ in decoded.aliases]
         self.homes = [result for _, result in decoded.aliases]
         self.rest = [i for i in range(len(self.operands)) if i not in set(self.written)]
-        self.fresh = [i for i in range(len(self.results)) if i not in set(self.homes)]
+        self.excluded_output_tensors = frozenset(self.homes)
+        self.fresh = [i for i in range(len(self.results)) if i not in self.excluded_output_tensors]
         for spec in self.results:
             if spec.dtype is None:
                 raise NkiTypeError(f"{decoded.func_name}: torch has no dtype for the result {spec.name!r}", loc=UNKNOWN,

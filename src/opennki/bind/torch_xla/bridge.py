@@ -86,6 +86,13 @@ def call(operands: Sequence[Any], payload: str) -> list[Any]:
     return list(_XLAC._xla_user_computation(_OP, list(operands), _computation(payload, hardware == "CPU")))
 
 
+def call_into(operands: Sequence[Any], targets: Sequence[Any], payload: str) -> None:
+    """The same into `targets`, for programs that were exported on the CPU. Functional: new tensors, which become the values of these."""
+    results = ops.run(ops.plan_of(payload).merged(operands, targets), payload)
+    for target, result in zip(targets, results, strict=True):
+        target.copy_(result)
+
+
 def one_device(kernel: str, tensors: Sequence[Any]) -> None:
     """Refuse tensors of several devices. Errors: NkiValueError."""
     devices = {str(t.device) for t in tensors}
@@ -142,6 +149,8 @@ def _wait_at_exit() -> None:
 def _register() -> None:
     for name in ("call", "run", "call_printing"):
         ops.library.impl(name, call, "XLA")
+    # lazy tensors have no memory that could be written to, so PyTorch/XLA makes programs functional first
+    ops.library.impl("call_into", call_into, "Functionalize")
     _wait_before_run()
     atexit.register(_wait_at_exit)
 
