@@ -65,6 +65,7 @@ class Gathering(Scheduler):
         self.threads = max(1, min(settings.current().num_threads, len(local)))
         self.quiet = False  # nothing happens in this process that could bring those that are missing
         self.link_: Link | None = None
+        self.hang_up: Callable[[], None] | None = None  # once the link has been left
         self.error: BaseException | None = None
         self.since = time.monotonic()  # of the last thing that happened
         self.closed = False
@@ -90,6 +91,11 @@ class Gathering(Scheduler):
         with self.changed:
             if self.error is None:
                 self.failures.append(((rank, 0), error))
+            self._go_on()
+
+    def look(self) -> None:
+        """Nobody has come here yet: say so to the other processes."""
+        with self.changed:
             self._go_on()
 
     def deliver(self, handle: Callable[[Exchange], list[Job]]) -> None:
@@ -137,6 +143,8 @@ class Gathering(Scheduler):
             elastic.submit(self._turn)
         if not self.active and not self.closed:
             self._settle()
+        elif self.closed and self.link_ is not None:
+            self.link_.idle(self)
 
     def _turn(self) -> None:
         with one_thread() if any(c.plan.tape.multiplies for c in list(self.calls.values())) else nullcontext():
@@ -177,11 +185,11 @@ class Gathering(Scheduler):
             self._close()
             if self.link_ is not None:
                 self.link_.idle(self)
-                elastic.submit(self.link_.finish)
+                elastic.submit(self._finish_link)
         else:
             if self.link_ is not None:
                 self.link_.idle(self)
-            if self.exchange.pending:
+            if self.exchange.pending or self.link_ is not None:
                 watch.add(self)
 
     def _fail(self) -> None:
@@ -198,7 +206,16 @@ class Gathering(Scheduler):
         self.ready.clear()
         self._close()
         if self.link_ is not None:
-            elastic.submit(partial(self.link_.fail, self.error))
+            elastic.submit(self._finish_link)
+
+    def _finish_link(self) -> None:
+        """Answer the other processes until they have ended too, or tell them why this one stops."""
+        assert self.link_ is not None and self.hang_up is not None
+        if self.error is None:
+            self.link_.finish()
+        else:
+            self.link_.fail(self.error)
+        self.hang_up()
 
     def _close(self) -> None:
         self.closed = True
@@ -210,7 +227,7 @@ class Gathering(Scheduler):
         watch.remove(self)
         self.closed = True
         if self.link_ is not None:
-            elastic.submit(self.link_.finish)
+            elastic.submit(self._finish_link)
 
     def absent(self) -> list[int]:
         """Ranks of this process that have not come."""
@@ -219,11 +236,13 @@ class Gathering(Scheduler):
     def nobody_comes(self, why: str = "") -> None:
         """Those that are missing will not come: by `watch`."""
         with self.changed:
-            if self.closed or self.active or not self.exchange.pending:
+            if self.closed or self.active:
                 return
             if self.link_ is not None and not why:
                 self.quiet = True
                 self.link_.idle(self)  # the processes decide together
+                return
+            if not self.exchange.pending:
                 return
             self.reason = why
             self._fail()
@@ -262,6 +281,7 @@ class Gatherings:
             made = self.by_key[key] = Gathering(self, key, ranks, local)
             if link is not None:
                 made.link_ = made.exchange.post = link(made)
+                made.link_.start(made)
         return made
 
     def _forget(self, run: Any) -> None:
@@ -270,7 +290,7 @@ class Gatherings:
         for key, (when, _) in list(self.late.items()):
             if key[0] != run or now > when + LATE_SECONDS:
                 del self.late[key]
-        for key in [k for k, g in self.by_key.items() if k[0] != run and not g.open]:  # some ranks did not call, and nobody needed them
+        for key in [k for k, g in self.by_key.items() if k[0] != run and g.calls and not g.open]:  # nobody needed the others
             self.by_key.pop(key).leave()
         for place in [p for p in self.counts if p[0] != run]:
             if not any(key[:2] == place for key in self.by_key):
@@ -284,12 +304,7 @@ class Gatherings:
                 self.late[one.key] = time.monotonic(), one
 
     def explain(self, one: Gathering, error: NkiError) -> None:
-        """Say in a report who has not come, and where those are that wait elsewhere in the same run."""
-        missing = one.absent()
-        if missing:
-            names = {c.kernel.payload.func_name for c in one.calls.values()}
-            listed = ", ".join(map(str, missing[:SHOWN])) + (", ..." if len(missing) > SHOWN else "")
-            error.message += f"; ranks that have not called {' or '.join(sorted(names))} here: {listed}"
+        """Say in a report where those are that wait elsewhere in the same run."""
         with self.lock:
             known = [*self.by_key.values(), *(g for _, g in self.late.values())]  # and those whose wait has just ended with a report
         others = [g for g in known if g.key[0] == one.key[0] and g is not one]
@@ -298,8 +313,6 @@ class Gatherings:
             error.message += f"; in other calls of the same run: {'; '.join(where[:SHOWN])}" + ("; ..." if len(where) > SHOWN else "")
         if one.reason:
             error.why = one.reason
-        if missing:
-            error.fix = "call the kernel on all devices: not in a branch of lax.cond, or a loop, that only some of them take"
 
 
 gatherings = Gatherings()

@@ -155,6 +155,9 @@ class Post(Protocol):
     def letter(self, key: Key, receiver: Member, brought: Brought) -> None:
         """Send a letter."""
 
+    def throttle(self) -> None:
+        """Called before a member of this process brings something; waits while too much of that is to be sent."""
+
 
 class Exchange:
     """Who waits for whom. Not thread-safe: the scheduler's lock guards it."""
@@ -263,10 +266,10 @@ class Exchange:
             out.append(Waiting(self.named(member), one.wait.instr.op, str(one.wait.loc), named))
         return out
 
-    def stuck(self, ended: Sequence[Member]) -> NkiError:
-        """The error of members that wait for ever."""
+    def stuck(self, ended: Sequence[Member], absent: Sequence[int] = ()) -> NkiError:
+        """The error of members that wait for ever; `absent`: ranks that have not come to the kernel."""
         names = [self.named(m) for m in sorted(ended)]
-        return stuck(self.waiting(), names, next(iter(self.pending.values())).wait.loc)
+        return stuck(self.waiting(), names, next(iter(self.pending.values())).wait.loc, absent)
 
     def named(self, member: Member) -> str:
         """A member as users know it."""
@@ -274,7 +277,7 @@ class Exchange:
         return name_of(member, programs[member[1]] if len(programs) > 1 else ())
 
 
-def stuck(waiting: Sequence[Waiting], ended: Sequence[str], loc: Loc | None) -> NkiError:
+def stuck(waiting: Sequence[Waiting], ended: Sequence[str], loc: Loc | None, absent: Sequence[int] = ()) -> NkiError:
     """The error of members that wait for ever."""
     what = "ranks" if any(w.who.startswith("rank") for w in waiting) else "programs"
     lines = []
@@ -283,11 +286,14 @@ def stuck(waiting: Sequence[Waiting], ended: Sequence[str], loc: Loc | None) -> 
         lines.append(f"{one.who} waits in {one.op} at {one.where}{missing}")
     more = f"; and {len(waiting) - SHOWN} more" if len(waiting) > SHOWN else ""
     over = f"; {what} that have ended: {', '.join(ended[:SHOWN])}" + (", ..." if len(ended) > SHOWN else "") if ended else ""
+    never = f"; ranks that have not called the kernel here: {', '.join(map(str, absent[:SHOWN]))}" if absent else ""
+    never += ", ..." if len(absent) > SHOWN else ""
     return NkiError(
-        f"{len(waiting)} {what} wait for ever: {'; '.join(lines)}{more}{over}",
+        f"{len(waiting)} {what} wait for ever: {'; '.join(lines)}{more}{over}{never}",
         rule=f"every one of a group of {what} reaches the same barrier, reduction or collective",
         why="a member that has ended or waits elsewhere never arrives",
-        fix=f"call it unconditionally, or on the same path for all {what}",
+        fix=f"call it unconditionally, or on the same path for all {what}"
+        + ("; not in a branch (lax.cond, if) or a loop that only some of them take" if absent else ""),
         loc=loc,
     )
 

@@ -24,9 +24,6 @@ class Link(Post, Protocol):
     def start(self, scheduler: Scheduler) -> None:
         """Begin to receive."""
 
-    def throttle(self) -> None:
-        """Called before a member of this process brings something; waits while too much of that is to be sent."""
-
     def idle(self, scheduler: Scheduler) -> None:
         """Called under the scheduler's lock whenever nothing can run here: its members wait, or have all ended."""
 
@@ -103,7 +100,7 @@ class Scheduler:
                 error.message = f"rank {member[0]}: {error.message}"
             raise error
         if self.exchange.pending:
-            raise self.exchange.stuck(self.ended)
+            raise self.exchange.stuck(self.ended, self.absent())
         unread = self.exchange.unread()
         if unread is not None:
             raise unread
@@ -117,6 +114,10 @@ class Scheduler:
     def resting(self) -> bool:
         """Nothing runs or can run here."""
         return not self.ready and not self.busy and not self.completing
+
+    def absent(self) -> list[int]:
+        """Ranks of this process that have not come yet, where they come one by one."""
+        return []
 
     @property
     def still(self) -> bool:
@@ -187,9 +188,9 @@ class Scheduler:
     def _advance(self, member: Member) -> None:
         """Run a member until it waits or ends."""
         wait = self.instances[member].run()
-        if self.link is not None and wait is not None:
-            self.link.throttle()
         if wait is not None:
+            if self.exchange.post is not None:
+                self.exchange.post.throttle()
             wait.clock = snapshot(self.instances[member], member[0])
         with self.changed:
             if wait is None:

@@ -24,7 +24,8 @@ from opennki.ranks.remote import Run
 ENGINES = ("auto", "threads", "processes", "tcp", "gloo", "ray")
 PATIENCE = 5.0  # seconds that a process which has been told to stop gets to do so
 
-_channel: tuple[Any, int] | None = None  # of this process under `opennki launch` or torch.distributed: the channel and the runs on it
+# of this process under `opennki launch` or torch.distributed: what gives the channel of a run, and how many there were
+_channel: tuple[Callable[[int], mesh.Channel] | None, int] | None = None
 
 
 def engine(name: str, processes: int | None) -> Callable[[Task], list[Any]] | None:
@@ -134,32 +135,38 @@ def joined(task: Task, name: str) -> list[Any]:
     global _channel
     if _channel is None:
         _channel = (_connect(name), 0)
-    channel, number = _channel
-    if channel is None:
+    open_channel, number = _channel
+    if open_channel is None:
         raise NkiError("an earlier run of these processes failed", rule="after a failure their connections are closed",
                        fix="start the processes again")  # fmt: skip
+    channel = open_channel(number)
     owner = share(task.ranks, channel.processes)
     members = task.members(range(task.ranks))
     worlds = [m.world(task.ranks) for m in members.values()]
     ours = {r: m for r, m in members.items() if owner(r) == channel.process}
     _channel = (None, number)
     try:
-        task.run(ours, worlds, Run(channel, owner, task.ranks, number), threads=1)
+        task.run(ours, worlds, Run(channel, owner, task.ranks, getattr(channel, "number", number)), threads=1)
     except BaseException:
         channel.close()
         raise
-    _channel = (channel, number + 1)
+    if name == "gloo":
+        channel.close()  # that of this run; the connections stay
+    _channel = (open_channel, number + 1)
     return [ours[r].value() if r in ours else None for r in range(task.ranks)]
 
 
-def _connect(name: str) -> Any:
+def _connect(name: str) -> Callable[[int], mesh.Channel]:
     if name == "gloo":
-        from opennki.ranks.gloo import Gloo
+        import torch.distributed as dist
 
-        return Gloo()
+        from opennki.ranks.torch_store import hub
+
+        return lambda number: hub().line(f"launch {number}", range(dist.get_world_size()))
     place = settings.current().rendezvous
     assert place is not None
-    return mesh.join(place.process, place.processes, (place.host, place.port), place.token)
+    joined = mesh.join(place.process, place.processes, (place.host, place.port), place.token)
+    return lambda number: joined
 
 
 def _gloo_runs() -> bool:

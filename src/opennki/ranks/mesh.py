@@ -54,8 +54,8 @@ class Mesh:
 
     def receive(self, peer: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """The next message of a peer."""
-        text, body = wire.lengths(bytes(_exactly(self.sockets[peer], wire.HEAD.size)))
-        return wire.decode(bytes(_exactly(self.sockets[peer], text)), _exactly(self.sockets[peer], body))
+        text, body = wire.lengths(bytes(exactly(self.sockets[peer], wire.HEAD.size)))
+        return wire.decode(bytes(exactly(self.sockets[peer], text)), exactly(self.sockets[peer], body))
 
     def close(self) -> None:
         """Close all sockets; threads that wait at them go on."""
@@ -65,7 +65,7 @@ class Mesh:
             one.close()
 
 
-def _exactly(source: socket.socket, count: int) -> bytearray:
+def exactly(source: socket.socket, count: int) -> bytearray:
     """`count` bytes. Above MOST_AHEAD, memory grows with what arrives, not with what a header claims."""
     out, filled = bytearray(min(count, MOST_AHEAD)), 0
     while filled < count:
@@ -131,30 +131,30 @@ class MeetingPoint:
                     one.close()
             table = [found[n][1] for n in range(self.processes)]
             for one, _ in found.values():
-                _say(one, {"places": table})
+                say(one, {"places": table})
         finally:
             for one, _ in found.values():
                 one.close()
             self.listener.close()
 
 
-def _say(to: socket.socket, value: dict[str, Any]) -> None:
+def say(to: socket.socket, value: dict[str, Any]) -> None:
     text = json.dumps(value).encode()
     to.sendall(_SHORT.pack(len(text)) + text)
 
 
-def _hear(source: socket.socket) -> dict[str, Any]:
-    (size,) = _SHORT.unpack(_exactly(source, _SHORT.size))
+def hear(source: socket.socket) -> dict[str, Any]:
+    (size,) = _SHORT.unpack(exactly(source, _SHORT.size))
     if size > _MOST_HELLO:
         raise ValueError("a greeting that is too long")
-    value = json.loads(_exactly(source, size))
+    value = json.loads(exactly(source, size))
     if not isinstance(value, dict):
         raise ValueError("a greeting of another form")
     return value
 
 
 def _hello(source: socket.socket, token: str) -> dict[str, Any]:
-    value = _hear(source)
+    value = hear(source)
     if not hmac.compare_digest(str(value.get("token", "")), token):
         source.close()
         raise ValueError("a stranger")
@@ -167,12 +167,12 @@ def join(process: int, processes: int, address: tuple[str, int], token: str, hos
     try:
         with socket.create_connection(address, timeout=CONNECT_SECONDS) as point:
             listener = socket.create_server((host or point.getsockname()[0], 0), backlog=processes)
-            _say(point, {"token": token, "process": process, "place": list(listener.getsockname()[:2])})
-            places = _hear(point)["places"]
+            say(point, {"token": token, "process": process, "place": list(listener.getsockname()[:2])})
+            places = hear(point)["places"]
         sockets: dict[int, socket.socket] = {}
         for peer in range(process):  # lower numbers listen
             one = socket.create_connection((str(places[peer][0]), int(places[peer][1])), timeout=CONNECT_SECONDS)
-            _say(one, {"token": token, "process": process})
+            say(one, {"token": token, "process": process})
             sockets[peer] = one
         while len(sockets) < processes - 1:
             listener.settimeout(max(0.1, until - time.monotonic()))

@@ -46,7 +46,7 @@ class Run:
     owner(rank): the process that runs it. `number`: which run of this channel it is, the same in all processes.
     """
 
-    def __init__(self, channel: Channel, owner: Callable[[int], int], ranks: int, number: int = 0) -> None:
+    def __init__(self, channel: Channel, owner: Callable[[int], int], ranks: int, number: int | str = 0) -> None:
         self.channel, self.owner, self.number = channel, owner, number
         self.ranks_of = {p: [r for r in range(ranks) if owner(r) == p] for p in range(channel.processes)}
         self.peers = [p for p in range(channel.processes) if p != channel.process]
@@ -224,7 +224,7 @@ class Run:
         waits = [[w.who, w.op, w.where, list(w.missing)] for w in exchange.waiting()]
         first = next(iter(exchange.pending.values())).wait.loc if exchange.pending else None
         return {"rests": scheduler.still and not scheduler.failures, "sent": self.sent, "received": self.received, "waits": waits,
-                "ended": [exchange.named(m) for m in sorted(scheduler.ended)],
+                "ended": [exchange.named(m) for m in sorted(scheduler.ended)], "absent": scheduler.absent(),
                 "loc": [first.file, first.line, first.function] if first is not None else None}  # fmt: skip
 
     def _tell(self, state: dict[str, Any], round_: int) -> None:
@@ -275,6 +275,7 @@ class Run:
     def _decide(self, states: dict[int, dict[str, Any]]) -> None:
         header = {"kind": "stuck", "waits": [w for p in sorted(states) for w in states[p]["waits"]],
                   "ended": [e for p in sorted(states) for e in states[p]["ended"]],
+                  "absent": [r for p in sorted(states) for r in states[p]["absent"]],
                   "loc": next((states[p]["loc"] for p in sorted(states) if states[p]["loc"]), None)}  # fmt: skip
         if self._stop(_stuck(header)):
             self._everyone(header, last=True)
@@ -341,4 +342,4 @@ def _error(header: dict[str, Any]) -> NkiError:
 
 def _stuck(header: dict[str, Any]) -> NkiError:
     waits = [Waiting(str(w[0]), str(w[1]), str(w[2]), tuple(map(str, w[3]))) for w in header["waits"]]
-    return stuck(waits, [str(e) for e in header["ended"]], _loc(header["loc"]))
+    return stuck(waits, [str(e) for e in header["ended"]], _loc(header["loc"]), [int(r) for r in header["absent"]])

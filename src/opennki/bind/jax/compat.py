@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,8 +111,8 @@ def apply_primitive(primitive: Any, *args: Any, **params: Any) -> Any:
 
 
 def rank_words(ctx: Any, name: str) -> tuple[Any, Any] | None:
-    """In a lowering rule: a value with the rank of the device and the number of ranks, and its abstract value; None in a program of one
-    device. Ranks are positions in the mesh, `mesh.devices.flat`. Errors: NkiValueError where it is not known which devices take part."""
+    """In a lowering rule: a value with the rank of the device, the number of ranks, and what `_processes` adds, and its abstract value; None
+    in a program of one device. Ranks are positions in the mesh, `mesh.devices.flat`. Errors: NkiValueError where it is not known which devices take part."""
     axes = ctx.module_context.axis_context
     mesh = getattr(axes, "mesh", None)
     count = int(mesh.size) if mesh is not None else int(getattr(axes, "num_devices", None) or 1)
@@ -124,10 +125,40 @@ def rank_words(ctx: Any, name: str) -> tuple[Any, Any] | None:
             rule="a kernel with collectives runs on every device of the mesh, each of which is a rank",
             fix="call it inside jax.shard_map, with all axes of the mesh manual",
         )
+    more = [count, *_processes(ctx, mesh)]
     one = ir.RankedTensorType.get((1,), ir.IntegerType.get_unsigned(32))
     index = hlo.broadcast_in_dim(one, hlo.partition_id(), mlir.dense_int_array([]))
-    words = hlo.concatenate([index, mlir.ir_constant(np.array([count], np.uint32))], 0)
-    return words, jax.core.ShapedArray((2,), np.dtype(np.uint32))
+    words = hlo.concatenate([index, mlir.ir_constant(np.array(more, np.uint32))], 0)
+    return words, jax.core.ShapedArray((1 + len(more),), np.dtype(np.uint32))
+
+
+def _processes(ctx: Any, mesh: Any) -> list[int]:
+    """Where a program runs in several processes: a number of the call site, and the processes of the ranks with how many each has."""
+    if jax.process_count() == 1:
+        return []
+    devices = getattr(mesh, "devices", None)
+    if devices is None:  # a mesh of which only the shape is known is one of all devices
+        devices = np.array(jax.devices())
+        if devices.size != mesh.size:
+            raise NkiValueError(f"a mesh of {mesh.size} abstract devices, and there are {devices.size}", loc=UNKNOWN,
+                                rule="it is known which process has a rank", fix="give shard_map a mesh of devices")  # fmt: skip
+    processes = [int(d.process_index) for d in np.asarray(devices).flat]
+    if len(set(processes)) == 1:
+        return []
+    out = [next(ctx.module_context.channel_iterator)]
+    for process, ranks in itertools.groupby(processes):
+        out += [process, len(list(ranks))]
+    return out
+
+
+def coordinator() -> tuple[Any, str] | None:
+    """The client of jax.distributed's store of keys, and the address of the coordinator; None where it was not initialised."""
+    try:
+        from jax._src.distributed import global_state
+    except ImportError:
+        return None
+    client = getattr(global_state, "client", None)
+    return (client, str(getattr(global_state, "coordinator_address", "") or "localhost")) if client is not None else None
 
 
 def make_primitive(name: str) -> Any:

@@ -14,10 +14,11 @@ import numpy as np
 from opennki.bind import xla_async, xla_ffi
 from opennki.bind.gathering import RankCall, gatherings
 from opennki.bind.host import host_kernel, run_payload
+from opennki.bind.jax import processes
 
 TARGET = "AwsNeuronCustomNativeKernel"
 RANKS_TARGET = TARGET + "OnRanks"
-"""The call of a kernel with collectives in a program of several devices: its last operand is what `rank_words` describes."""
+"""The call of a kernel with collectives in a program of several devices: its last operand is that of `compat.rank_words`."""
 ATTRIBUTE = "opaque"
 
 _registered: list[Any] = []  # XLA keeps the address of the handler: it lives as long as the process
@@ -36,11 +37,20 @@ def register_handler() -> None:
 
 
 def begin_rank(call: xla_async.Call, payload: bytes, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
-    """A device has come to a call of a kernel with collectives. The words of its last operand: the rank, the number of ranks."""
-    rank, ranks = map(int, inputs.pop())
-    gathering = gatherings.enter(call.run, call.site, rank, ranks, frozenset(range(ranks)))
+    """A device has come to a call of a kernel with collectives. The words of its last operand: see `compat.rank_words`."""
+    rank, ranks, *more = map(int, inputs.pop())
+    kernel, done = host_kernel(payload), call.done
+    if more:
+        leave = processes.sites.enter((call.run, more[0], rank), call.site, kernel.payload.func_name)
+        gathering = processes.enter(call.run, rank, more)
+
+        def done(error: BaseException | None = None) -> None:
+            leave()
+            call.done(error)
+    else:
+        gathering = gatherings.enter(call.run, call.site, rank, ranks, frozenset(range(ranks)))
     try:
-        gathering.arrive(RankCall(rank, host_kernel(payload), inputs, outputs, call.done))
+        gathering.arrive(RankCall(rank, kernel, inputs, outputs, done))
     except BaseException as exc:
         gathering.refuse(rank, exc)
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import jax
@@ -14,6 +15,9 @@ from opennki.bind.jax.lowering import INLINED
 from opennki.bind.jax.primitive import JaxTraceResult, nki_call_p
 from opennki.errors import NkiValueError
 from opennki.kernels.framework import FrameworkKernel
+
+
+_sites = count(1)
 
 
 class JAXKernel(FrameworkKernel):
@@ -48,7 +52,9 @@ class JAXKernel(FrameworkKernel):
         mapped, tensors = self._map_args(self.bind(args, kwargs))
         result = self.specialise(mapped)
         arrays = [jax.numpy.asarray(t) if isinstance(t, np.ndarray) else t for t in tensors]
-        trace = JaxTraceResult(result, lambda: self._trace(mapped, self.options()), inline)
+        # the processes of a program tell its calls apart by numbers, so JAX must not lower two of them as one
+        site = next(_sites) if result.has_collectives and jax.process_count() > 1 else 0
+        trace = JaxTraceResult(result, lambda: self._trace(mapped, self.options()), inline, site)
         with jax.named_scope(result.func_name):
             return result.assemble(list(nki_call_p.bind(*compat.equal_varying(arrays), trace=trace)))
 

@@ -16,7 +16,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from opennki import settings
-from opennki.bind.jax import compat
+from opennki.bind.jax import compat, processes
 from opennki.bind.jax.handler import ATTRIBUTE, RANKS_TARGET, TARGET
 from opennki.bind.jax.primitive import NOT_CACHED, JaxTraceResult, check_operands, nki_call_p
 from opennki.errors import UNKNOWN, NkiValueError
@@ -102,6 +102,8 @@ def cpu_rule(ctx: Any, *args: Any, trace: JaxTraceResult) -> Any:
         rank = compat.rank_words(ctx, result.func_name)
         if rank is not None:
             words, word_aval = rank
+            if jax.process_count() > 1:
+                processes.joined()  # before the program runs anywhere, this process can be found
             target, args, ctx = RANKS_TARGET, (*args, words), ctx.replace(avals_in=[*ctx.avals_in, word_aval])
     return jax.ffi.ffi_lowering(
         target,

@@ -26,15 +26,15 @@ class JaxTraceResult:
     what it has lowered and compiled before.
 
     result: the specialisation. retrace: makes it again (NKI_DONT_CACHE_TRACE_FOR_JAX_LOWERING). inline: expand the
-    kernel into the program instead of calling it.
+    kernel into the program instead of calling it. site: 0, or a number that other calls of the same kernel do not have.
     """
 
-    __slots__ = ("_hash", "inline", "payload", "result", "retrace")
+    __slots__ = ("_hash", "inline", "payload", "result", "retrace", "site")
 
-    def __init__(self, result: TraceResult, retrace: Callable[[], TraceResult], inline: bool = False) -> None:
-        self.result, self.retrace, self.inline = result, retrace, inline
+    def __init__(self, result: TraceResult, retrace: Callable[[], TraceResult], inline: bool = False, site: int = 0) -> None:
+        self.result, self.retrace, self.inline, self.site = result, retrace, inline, site
         self.payload = result.payload  # the same bytes object at each call: its hash is known
-        self._hash = hash((result.dumped_config, inline))
+        self._hash = hash((result.dumped_config, inline, site))
 
     def __hash__(self) -> int:
         return self._hash
@@ -44,6 +44,7 @@ class JaxTraceResult:
             isinstance(other, JaxTraceResult)
             and self._hash == other._hash
             and self.inline == other.inline
+            and self.site == other.site
             and self.result.dumped_config == other.result.dumped_config
         )
 
