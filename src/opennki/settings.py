@@ -248,9 +248,9 @@ class Settings:
         shown="this process is alone",
         doc="Where the processes of a distributed run meet.")
     meeting_seconds: int = _setting(
-        "OPENNKI_MEETING_SECONDS", _integer(1, 86400), default=120,
-        doc="JAX and PyTorch programs: how long a rank waits in a collective of a kernel for one that has not called it, while the process "
-        "is busy and nothing else comes. One that cannot come is reported after a second.")
+        "OPENNKI_MEETING_SECONDS", _integer(1, 86400), default=600,
+        doc="JAX and PyTorch programs: how long a rank waits in a collective of a kernel for one that has not called it, where it is not "
+        "known that it cannot come. Where it is known, that is reported after a second.")
     seed: int = _setting(
         "OPENNKI_SEED", _integer(0, MAX_SEED), default=0,
         doc="Seed of rand and dropout where the kernel sets none.")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -33,6 +34,7 @@ from opennki.isa.meeting import Member, World
 Key = tuple[Any, ...]  # (run, site, occurrence)
 Done = Callable[[BaseException | None], None]
 
+MOST_BEGUN = 256  # runs of which it is remembered that they have begun
 LATE_SECONDS = 10.0  # in which a rank that comes late still gets the report of those that have failed
 
 
@@ -239,6 +241,8 @@ class Gathering(Scheduler):
             if self.closed or self.active:
                 return
             if self.link_ is not None and not why:
+                if not self.home.has_begun(self.key[0]):
+                    return  # it is begun by the user's own code, which may do anything before it does
                 self.quiet = True
                 self.link_.idle(self)  # the processes decide together
                 return
@@ -258,6 +262,7 @@ class Gatherings:
         self.by_key: dict[Key, Gathering] = {}
         self.counts: dict[Key, dict[int, int]] = {}
         self.late: dict[Key, tuple[float, Gathering]] = {}
+        self.begun: OrderedDict[Any, None] = OrderedDict()  # runs in which a rank of this process has come somewhere
         self.last = 0.0  # when a rank came
 
     def enter(
@@ -266,6 +271,10 @@ class Gatherings:
         """The gathering that a rank's call belongs to. `link`: makes what reaches other processes, where there are some."""
         with self.lock:
             self.last = time.monotonic()
+            self.begun[run] = None
+            self.begun.move_to_end(run)
+            if len(self.begun) > MOST_BEGUN:
+                self.begun.popitem(last=False)
             self._forget(run)
             counts = self.counts.setdefault((run, site), {})
             key = run, site, counts.get(rank, 0)
@@ -295,6 +304,10 @@ class Gatherings:
         for place in [p for p in self.counts if p[0] != run]:
             if not any(key[:2] == place for key in self.by_key):
                 del self.counts[place]
+
+    def has_begun(self, run: Any) -> bool:
+        """Whether a rank of this process has come anywhere in a run."""
+        return run in self.begun
 
     def closed(self, one: Gathering) -> None:
         """A gathering has come to its end; ranks that come later get its error."""

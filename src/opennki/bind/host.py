@@ -20,6 +20,7 @@ from opennki.execute.executor import native
 from opennki.interpret.prepared import Prepared
 from opennki.ir.admit import legal
 from opennki.isa import dtypes
+from opennki.kernels.framework import between_ranks
 from opennki.kernels.payload import Payload, decode_backend_config
 
 MAX_KERNELS = 256
@@ -32,13 +33,14 @@ _settings = settings.reader("call_checks", "precise_fp", "seed")
 class HostKernel:
     """A decoded payload, ready to run on buffers."""
 
-    __slots__ = ("inputs", "lock", "outputs", "payload", "plans")
+    __slots__ = ("inputs", "lock", "meets", "outputs", "payload", "plans")
 
     def __init__(self, payload: Payload) -> None:
         self.payload = payload
         kernel = payload.kernel
         self.inputs = [_Buffer(p.name, p.shape, p.dtype) for p in kernel.params]
         self.outputs = [_Buffer(r.name, r.shape, r.dtype) for r in payload.results]
+        self.meets = between_ranks(kernel)
         self.plans: dict[Any, tuple[Prepared, int]] = {}
         self.lock = Lock()
 

@@ -3,7 +3,8 @@
 A rank that has not come may still be computing, or its program may have ended without the call; XLA tells nobody. So while ranks wait, one
 thread looks at the process ten times a second. The missing will not come when, for a second, no thread of the process runs or waits for a
 disk, and none of a framework's own threads is inside of Python (a callback that sleeps): then nothing happens that could bring them. In a
-process that is busy with other things this is never so, and there the setting OPENNKI_MEETING_SECONDS ends the wait.
+process that is busy with other things this is never so, and there the setting OPENNKI_MEETING_SECONDS ends the wait. It does so too where
+another process has not begun the program.
 
 Source: proc(5), /proc/[pid]/stat; elsewhere than on Linux only the setting counts.
 """

@@ -168,7 +168,7 @@ def launch(
 
     engine: `threads`, all ranks in this process; `processes`, in `processes` (default: OPENNKI_NUM_THREADS) forked ones that give their
     results back through shared memory; `tcp`, in the processes that `opennki launch -n N` has started, each of which calls this function
-    alike and runs its share; `gloo`, the same over torch.distributed, started by torchrun or otherwise; `ray`, in `processes` tasks of a
+    alike and runs its share; `gloo`, the same in those of torch.distributed, however started; `ray`, in `processes` tasks of a
     Ray cluster. `auto`: gloo where torch.distributed is initialised, tcp under `opennki launch`, processes where `processes` is given,
     else threads. With tcp and gloo the result of a rank that another process runs is None.
 

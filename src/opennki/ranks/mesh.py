@@ -1,7 +1,7 @@
 """A connection between every two processes of a run: sockets of forked processes, or TCP with a meeting point.
 
 A channel gives `processes` (how many), `process` (this one), `send(peer, frame)` and `receive(peer)`, both blocking; `receive` raises
-EOFError when the peer has gone. `ranks.gloo` is another channel.
+EOFError when the peer has gone. `ranks.hub.Line` is another channel.
 """
 
 from __future__ import annotations

@@ -111,8 +111,9 @@ def apply_primitive(primitive: Any, *args: Any, **params: Any) -> Any:
 
 
 def rank_words(ctx: Any, name: str) -> tuple[Any, Any] | None:
-    """In a lowering rule: a value with the rank of the device, the number of ranks, and what `_processes` adds, and its abstract value; None
-    in a program of one device. Ranks are positions in the mesh, `mesh.devices.flat`. Errors: NkiValueError where it is not known which devices take part."""
+    """In a lowering rule: a value with the rank of the device, the number of ranks, and what `_processes` adds, and its abstract value;
+    None in a program of one device. Ranks are positions in the mesh, `mesh.devices.flat`. Errors: NkiValueError where it is not known
+    which devices take part."""
     axes = ctx.module_context.axis_context
     mesh = getattr(axes, "mesh", None)
     count = int(mesh.size) if mesh is not None else int(getattr(axes, "num_devices", None) or 1)

@@ -16,7 +16,6 @@ from opennki.bind.jax.primitive import JaxTraceResult, nki_call_p
 from opennki.errors import NkiValueError
 from opennki.kernels.framework import FrameworkKernel
 
-
 _sites = count(1)
 
 

@@ -59,7 +59,7 @@ class Sites:
                     f"{name} is called at two places that are one function of the program, and both calls are under way", loc=UNKNOWN,
                     rule="in a program of several processes, calls that may run at once have numbers of their own",
                     why="the processes would not know which of them meets which",
-                    fix="call it directly, and not in an inner function of jax.jit that is called twice, or let one call depend on the other",
+                    fix="call it directly, not in an inner function of jax.jit that is called twice, or let one call depend on the other",
                 )
             self.at[key] = site, count + 1
 

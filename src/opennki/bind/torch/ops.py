@@ -25,7 +25,7 @@ from torch.autograd import forward_ad
 
 from opennki.bind import fpmode, xla_ffi
 from opennki.bind.host import HostKernel, host_kernel
-from opennki.bind.torch import dtypes
+from opennki.bind.torch import dtypes, ranks
 from opennki.errors import UNKNOWN, NkiDifferentiationError, NkiTypeError, NkiValueError
 from opennki.isa.dtypes import storage
 
@@ -189,7 +189,10 @@ def _run(plan: Plan, tensors: Tensors, results: Tensors) -> None:
     outputs = [_view(t.data_ptr(), spec.shape, spec.numpy) for t, spec in zip(results, plan.results, strict=True)]
     mode = fpmode.enter()
     try:
-        prepared.run(inputs, outputs, seed=seed)
+        if plan.host.meets and ranks.several():
+            ranks.run(plan.host, inputs, outputs)
+        else:
+            prepared.run(inputs, outputs, seed=seed)
     finally:
         fpmode.leave(mode)
 
