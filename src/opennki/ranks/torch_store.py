@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from typing import Any
 
@@ -23,6 +22,13 @@ class TorchStore:
             raise NkiError(f"torch.distributed has no store: {exc}", loc=UNKNOWN, rule="its processes are introduced to each other by it",
                            fix="call torch.distributed.init_process_group first") from None  # fmt: skip
 
+    def host(self) -> str:
+        """The machine that has the store, where it is a server."""
+        store = self.store
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        return str(getattr(store, "host", "localhost"))
+
     def put(self, key: str, text: str) -> None:
         """Set a key."""
         self.store.set(key, text)
@@ -35,5 +41,5 @@ class TorchStore:
 @cache
 def hub() -> Hub:
     """This process among those of the default process group."""
-    host = os.environ.get("MASTER_ADDR", "localhost")
-    return Hub(dist.get_rank(), TorchStore(), place_towards(host), float(settings.current().meeting_seconds))
+    store = TorchStore()
+    return Hub(dist.get_rank(), store, place_towards(store.host()), float(settings.current().meeting_seconds))
