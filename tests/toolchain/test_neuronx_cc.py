@@ -136,7 +136,8 @@ def failed(source, capsys, words=(), status=1):
 def test_a_damaged_text_is_an_error_at_its_line(source, capsys, text, message):
     (source / "penguin.py").write_bytes(text)
     (source / "penguin.locations.json").unlink()
-    assert message in failed(source, capsys)
+    err = failed(source, capsys)
+    assert message in err and err.startswith("neuronx-cc: penguin.py:") and "artifacts_dir" in err
     assert not os.path.exists("hacked")
 
 

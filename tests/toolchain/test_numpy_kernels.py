@@ -309,7 +309,9 @@ def test_a_kernel_that_does_not_fit_psum_is_an_error_of_the_compiler_with_the_us
 def test_a_kernel_that_does_not_fit_sbuf_runs_with_a_warning_as_the_compiler_spills(capfd):
     a = np.arange(128 * 16 * 8192, dtype=np.float32).reshape(128, -1)
     np.testing.assert_array_equal(held(nl.sbuf, 8192)(a), a)
-    assert "would be spilled to HBM" in capfd.readouterr().err
+    err = capfd.readouterr().err
+    assert "would be spilled to HBM" in err and "alive, in bytes per partition" in err and "shrink" in err
+    assert os.path.basename(__file__) in err
 
 
 # ---- the cache ----

@@ -301,8 +301,8 @@ class _Queues:
         return NkiError(
             f"a race: stream {lane.stream.name} {verb} {mine.name or mine!r} at {loc} while nothing orders it after stream {name}, which "
             f"{'writes' if wrote else 'reads'} {theirs.name or repr(theirs)} in the same bytes at {their_loc}", loc=loc,
-            operand=f"{_line(loc)} | {_line(their_loc)}", rule="accesses of the same bytes are ordered by semaphores",
-            why="engines and DMA queues run at the same time")
+            operand=" | ".join(_line(x) for x in (loc, their_loc) if x is not None and x.source()),
+            rule="accesses of the same bytes are ordered by semaphores", why="engines and DMA queues run at the same time")
 
     def _deadlock(self, lanes: list[Lane]) -> NkiError:
         def describe(lane: Lane) -> str:

@@ -56,7 +56,7 @@ class Expressions:
         self.varying_dims: list[dict[str, Dim]] = [{} for _ in range(t.MAX_RANK + 1)]
 
     def error(self, message: str) -> NoReturn:
-        raise NkiParseError(message, loc=Loc("<ir>", self.line))
+        raise NkiParseError(message, loc=Loc(t.TEXT_FILE, self.line))
 
     def leave(self, name: str) -> None:
         """End the scope of a loop index."""

@@ -23,6 +23,8 @@ from opennki.isa import dtypes
 FORMAT_VERSION = 1
 
 # Bounds of a text. The writer refuses what the reader would.
+TEXT_FILE = "<ir>"
+"""The file that errors in an IR text name, where its reader does not know better."""
 MAX_TEXT_BYTES = 256 << 20
 MAX_LINE_BYTES = 1 << 20
 MAX_LINE_TOKENS = 1 << 16

@@ -105,7 +105,9 @@ class _Memory:
             there, self.room = self.room, sum(self._single(a, True) for a in self.auto)
             if not self._attempt({}, False):
                 return error
-            self.out.notes += (f"{error.message}: what is above {there:,} would be spilled to HBM, which the timing model does not count",)
+            place = f"{error.loc}: " if error.loc is not None else ""
+            self.out.notes += (f"{place}{error.message}: what is above {there:,} would be spilled to HBM, which the timing model does not "
+                               f"count\n  {error.operand}\n  fix: {error.fix}",)
         high = max((r.address + r.size for a in self.live.intervals if a.space == self.memory
                     for r in self.out.placements[a].regions()), default=0)
         self.out.peaks[self.memory] = replace(peak, high=high)

@@ -11,12 +11,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from opennki.errors import UNKNOWN, NkiFileError, NkiParseError, NkiValueError
+from opennki.errors import UNKNOWN, Loc, NkiFileError, NkiParseError, NkiValueError
 from opennki.ir.locations import locations_text
 from opennki.ir.nodes import Kernel
 from opennki.ir.print import to_text
 from opennki.ir.results import call_results, serialize_dims
-from opennki.ir.text import MAX_TEXT_BYTES, RelativeFiles
+from opennki.ir.text import MAX_TEXT_BYTES, TEXT_FILE, RelativeFiles
 from opennki.isa.target import resolve
 from opennki.passes.allocate import allocate
 from opennki.passes.streams import streams
@@ -84,7 +84,13 @@ def read_tensorizer_ir(path: str | os.PathLike[str]) -> Source:
         except (ValueError, KeyError, TypeError, RecursionError) as exc:
             raise NkiParseError(f"{beside} is not a table of source locations: {exc}", loc=UNKNOWN,
                                 fix=f"delete it: {PENGUIN} is compiled without locations then") from None
-    kernel = neff.read_kernel(raw, None if table is None else table.encode("ascii", "replace"), folder)
+    try:
+        kernel = neff.read_kernel(raw, None if table is None else table.encode("ascii", "replace"), folder)
+    except NkiParseError as error:
+        if error.loc is not None and error.loc.file in (TEXT_FILE, PENGUIN):
+            error.loc = Loc(os.fspath(path), error.loc.line)
+        error.fix = error.fix or "write it again, with nki.baremetal(kernel, artifacts_dir=...)"
+        raise
     return Source(kernel, to_text(kernel), locations_text(kernel))
 
 

@@ -47,8 +47,8 @@ class Kind:
 
     def fail(self, why: str, rule: str = "", fix: str = "") -> NoReturn:
         """Refuse a file. Errors: NkiParseError, always."""
-        raise NkiParseError(f"this is not a {self.what} file of opennki: {why}", loc=UNKNOWN,
-                            rule=rule or f"a {self.what} file is what opennki writes, unchanged (docs/{self.what.lower()}.md)", fix=fix)
+        raise NkiParseError(f"this is not an opennki {self.what} file: {why}", loc=UNKNOWN,
+                            rule=rule or f"{self.what} files are what opennki writes, unchanged (docs/{self.what.lower()}.md)", fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
