@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 from timing_cases import BF16, aperiodic, buffered, causal, matmul, periodic, resident, rows, traced
 
-from opennki.timing import estimate, machine
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+from opennki.timing import estimate, machine, programs
 
 
 def everything(kernel):
@@ -14,12 +16,12 @@ def everything(kernel):
         for i in range(node.trips):
             self.env[node.slot] = i
             self.run(node.body)
-    kept = machine.Machine.loop
-    machine.Machine.loop = loop
+    kept, machine.Machine.loop = machine.Machine.loop, loop
+    periods, programs.PERIODS = programs.PERIODS, 1 << 30
     try:
         return estimate(kernel)
     finally:
-        machine.Machine.loop = kept
+        machine.Machine.loop, programs.PERIODS = kept, periods
 
 
 def agree(kernel, share=1.0, tolerance=0.0):
@@ -86,10 +88,44 @@ def test_ten_million_instructions_are_not_run():
     assert t.latency_us - t.launch_us == pytest.approx(2 * (part.latency_us - part.launch_us), rel=1e-4)
 
 
+def attention(q, k, v):
+    """A row of blocks of causal attention for each program of the first axis."""
+    (heads, d, n), out = q.shape, nl.ndarray((q.shape[0], q.shape[2], v.shape[2]), dtype=q.dtype, buffer=nl.shared_hbm)
+    head = nl.program_id(0)
+    for i in nl.affine_range(n // 128):
+        left = nl.load(q[head, :, nl.ds(i * 128, 128)])
+        total = nl.zeros((128, v.shape[2]), dtype=nl.float32)
+        for j in nl.sequential_range(n // 128):
+            if j <= i:
+                scores = nisa.nc_matmul(left, nl.load(k[head, :, nl.ds(j * 128, 128)]))
+                weights = nisa.activation(op=nl.exp, data=scores)
+                total[...] = nl.add(total, nisa.nc_matmul(nisa.nc_transpose(weights), nl.load(v[head, nl.ds(j * 128, 128), :])))
+        nl.store(out[head, nl.ds(i * 128, 128), :], total)
+    return out
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_programs_of_a_grid(target):
+    shapes = [(12, 64, 1024), (12, 64, 1024), (12, 1024, 64)]
+    t = agree(traced(attention, *shapes, target=target, grid=(12,)), 0.5)
+    alone = estimate(traced(attention, *shapes, target=target, grid=(12,)), program=(3,))
+    assert t.instructions == 12 * alone.instructions and t.latency_us < 12 * alone.latency_us
+
+
+def test_programs_whose_work_depends_on_their_place_are_all_run():
+    def some(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        rows, column = nl.mgrid[0:128, 0:x.shape[1]]
+        at = nl.program_id(0) * 128 + rows
+        nl.store(out[at, column], nl.load(x[at, column], mask=at < x.shape[0]), mask=at < x.shape[0])
+        return out
+
+    t = agree(traced(some, (128 * 20 - 60, 256), grid=(20,)))
+    assert t.simulated == t.instructions == 40
+
+
 def test_random_programs():
     """Random nests of loads, arithmetic and guards, with a fixed seed."""
-    import neuronxcc.nki.isa as nisa
-    import neuronxcc.nki.language as nl
     for seed in range(24):
         rng = random.Random(seed)
         outer, inner = rng.randrange(2, 14), rng.randrange(5, 60)

@@ -48,8 +48,7 @@ TENSOR_LATENCY = Constant(
     "assumed")
 GPSIMD_LATENCY = Constant(100.0, "cycles", "the same for GpSimd: the documented overhead of a dependent instruction")
 WINDOW = Constant(
-    256.0, "instructions", "how far ahead of its place an instruction may be scheduled within its engine; assumed: from 128 on little "
-    "depends on it")
+    96.0, "instructions", "how far ahead of its place an instruction may be scheduled within its engine; assumed: little changes beyond")
 DMA_WINDOW = Constant(256.0, "transfers", "the same for DMA, whose queues run beside each other; assumed")
 BUFFERS = Constant(
     4.0, "buffers", "most buffers that a tensor made in a loop gets from the compiler where memory allows; assumed")

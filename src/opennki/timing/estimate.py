@@ -14,6 +14,7 @@ from opennki.timing.costs import DMA, ENGINE_NAMES, PS, SYNC, Numbers, describe
 from opennki.timing.hoist import repeated_axes
 from opennki.timing.lower import Op, Program
 from opennki.timing.machine import Machine
+from opennki.timing.programs import run_programs
 from opennki.timing.timeline import COMPUTE, EngineUse, LineCost, Row, Timeline, Traffic, Work
 
 BOUND = 0.8  # a resource bounds a kernel when it is busy for this share of the time
@@ -38,10 +39,7 @@ def estimate(kernel: Kernel, *, record: bool = False, max_rows: int = 100_000, p
     if same:
         instances = list({tuple(x for d, x in enumerate(at) if d not in same): at for at in reversed(instances)}.values())[::-1]
         lowered.warnings.append(f"programs along axis {', '.join(map(str, same))} of the grid do the same work: it is counted once")
-    for instance in instances:
-        for slot, at in zip(lowered.grid, instance, strict=True):
-            machine.env[slot] = at
-        machine.run(lowered.body)
+    run_programs(machine, instances)
     return _timeline(kernel, target, lowered, machine, rows, program or (), count, cores)
 
 
