@@ -20,6 +20,7 @@ from opennki.execute.keep import keep
 from opennki.execute.merge import merge
 from opennki.execute.nodes import Back, Branch, Divide, Loop, Made, Node, Repeat, Run, Touch, Zero, walk, work
 from opennki.execute.record import Unsupported
+from opennki.execute.split import split
 from opennki.execute.watch import Unread, Watch
 from opennki.interpret.machine import Tape
 from opennki.interpret.steps import Plan, compile_step
@@ -68,6 +69,8 @@ class Lowering:
             self.unread, self.unwritten = parallel.registers(self.nodes, tape)
         self.uses = parallel.uses(self.nodes, tape)
         parallel.choose(self, self.nodes)
+        if limit is None:
+            split(self, self.nodes)
         keep(self, {alloc for node in walk(self.nodes) for alloc in changed(node)})
         self.programs = self._programs()
 
