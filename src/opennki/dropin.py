@@ -92,6 +92,7 @@ SHIMS: dict[str, str] = {
     "torch_xla.core": "",
     "torch_xla.core.xla_model": f"{_TORCH}.xla_model",
     "torch_neuronx": f"{_TORCH}.torch_neuronx",
+    "torch_neuronx.utils": f"{_TORCH}.neuronx_utils",
     "jax_neuronx": "opennki.dialects.jax_neuronx",
 }
 

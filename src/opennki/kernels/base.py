@@ -150,9 +150,13 @@ class TraceKernel:
         """True where outputs are parameters that the kernel writes, and it need not return them."""
         return self.mode == "trace" or self.kwargs.get("kernel_return") is False
 
+    def platform_target(self) -> str | None:
+        """The target that the call names; None where the process decides."""
+        return self.kwargs.get("platform_target")
+
     def options(self) -> Options:
         """Target, grid and flags of a call."""
-        name = self.kwargs.get("platform_target")
+        name = self.platform_target()
         if name:
             target, fallback = targets.resolve(name), False
         else:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,39 @@ def test_the_stand_ins_import_no_torch():
     """)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": SOURCE})
     assert done.stdout.split("\n")[0] == "False 0 1 True ['cpu']", done.stderr
+
+
+def test_the_target_of_the_stand_in(monkeypatch):
+    from torch_neuronx.utils import get_platform_target
+
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    assert get_platform_target() == "trn2"
+    monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE")
+    with pytest.warns(UserWarning, match="Unable to read MLA target"):
+        assert get_platform_target() == "trn1"
+
+
+@pytest.mark.filterwarnings("ignore:Unable to read MLA target")
+def test_the_target_is_asked_of_the_real_torch_neuronx(monkeypatch):
+    from opennki.bind.torch import PyTorchXLAKernel
+    from opennki.kernels.payload import decode_backend_config
+    from tests.bind import kernels as k
+
+    def target(kernel):
+        dumped = kernel.build_cache_kernel(PyTorchXLAKernel).dump_config(torch.ones(4, 4))
+        config = decode_backend_config(dumped.backend_config).config
+        return config["platform_target"], config["platform_target_is_fallback"]
+
+    monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE")
+    assert target(k.copy) == ("trn1", True)
+    real = types.ModuleType("torch_neuronx.utils")
+    exec("def get_platform_target(): return 'trn2'", real.__dict__)
+    real.get_platform_target.__module__ = "torch_neuronx.utils.utils"
+    monkeypatch.setitem(sys.modules, "torch_neuronx.utils", real)
+    assert target(k.copy) == ("trn2", False)
+    assert target(k.nki.jit(k.copy, platform_target="trn1")) == ("trn1", False), "what the call names is first"
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
+    assert target(k.copy) == ("trn3", False)
 
 
 def test_an_optimizer_steps():

@@ -4,6 +4,7 @@ it becomes the custom call of PyTorch/XLA; the devices of the tensors decide. So
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from operator import is_
@@ -114,6 +115,18 @@ class PyTorchXLAKernel(FrameworkKernel):
 
     def translate_to_neuron_dtype(self, dtype: Any) -> Any:
         return dtypes.neuron_name(dtype)
+
+    def platform_target(self) -> str | None:
+        return self._use_existing_target_or_retrieve_from_torch_neuronx()
+
+    def _use_existing_target_or_retrieve_from_torch_neuronx(self) -> str | None:
+        """The target that the call names, else the one of NEURON_PLATFORM_TARGET_OVERRIDE, else that of the chip, which the real
+        torch_neuronx knows where a program has imported it."""
+        existing = super().platform_target()
+        if existing or settings.current().platform_target_override:
+            return existing
+        ask = getattr(sys.modules.get("torch_neuronx.utils"), "get_platform_target", None)
+        return None if ask is None or str(ask.__module__).startswith("opennki.") else str(ask())
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the kernel, or put it into the program that is being made. Errors: NkiError at the kernel's line."""
