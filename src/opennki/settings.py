@@ -399,6 +399,17 @@ def widen_xla_pool() -> None:
     environ = os.environ
     flag = re.findall(r"--xla_force_host_platform_device_count=(\d{1,4})\b", environ.get("XLA_FLAGS", ""))
     text = environ.get("JAX_NUM_CPU_DEVICES", "")
-    devices = max([int(n) for n in flag] + ([int(text)] if text.isascii() and text.isdigit() else []), default=1)
+    config = getattr(getattr(sys.modules.get("jax"), "config", None), "jax_num_cpu_devices", None)  # where it was set in the program
+    asked = [int(n) for n in flag] + ([int(text)] if text.isascii() and text.isdigit() else []) + ([config] if config else [])
+    devices = max(asked, default=1)
     if devices > 1 and XLA_POOL not in environ and "NPROC" not in environ and _xla_threads(devices) > (os.cpu_count() or 1):
         environ[XLA_POOL] = str(_xla_threads(devices))
+
+
+def narrow_xla_pool(devices: int) -> str:
+    """What to do where XLA's pool may be too small for programs on so many devices; nothing where it is as `widen_xla_pool` asks for."""
+    size = os.environ.get(XLA_POOL, "")
+    if devices < 2 or (size.isascii() and size.isdigit() and int(size) >= _xla_threads(devices)):
+        return ""
+    return (f"set {XLA_POOL}={_xla_threads(devices)} before JAX starts (importing opennki does, once XLA_FLAGS or jax_num_cpu_devices "
+            "is set), as launches that wait for earlier ones may have taken all of XLA's threads")  # fmt: skip

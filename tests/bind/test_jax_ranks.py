@@ -323,11 +323,12 @@ HEAD = """
 """
 
 
-def script(code, devices, status=0):
-    """What a program on so many devices prints."""
+def script(code, devices, status=0, head=""):
+    """What a program on so many devices prints; they are no matter of the environment where none are given."""
     environment = settings.own_environment() | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
-    environment.pop("PJRT_NPROC", None)
-    text = textwrap.dedent(HEAD) + textwrap.dedent(code)
+    for name in ("PJRT_NPROC", *(() if devices else ("XLA_FLAGS",))):
+        environment.pop(name, None)
+    text = head + textwrap.dedent(HEAD) + textwrap.dedent(code)
     done = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=150)
     assert done.returncode == status, done.stderr[-3000:]
     return done.stdout
@@ -349,6 +350,24 @@ def test_more_devices_than_cores(devices):
         print(all((np.asarray(o) == mean * n * k + mean).all() for k, o in enumerate(out)))
     """
     assert script(code, devices) == "True\n"
+
+
+def test_a_pool_that_launches_have_filled_is_reported():
+    """XLA's own weakness: each launch above 32 in flight holds threads of its pool. There is a report, and what to do."""
+    code = """
+        mesh = Mesh(np.array(jax.devices()), ("d",))
+        run = jax.jit(sharded(lambda x: total(x) / 8, mesh))
+        x = jnp.ones((64, 512))
+        try:
+            for _ in range(300):
+                x = run(x)
+            print((np.asarray(x) == 1).all())
+        except jax.errors.JaxRuntimeError as error:
+            print("set PJRT_NPROC=32" in str(error))
+    """
+    devices = "import jax\njax.config.update('jax_num_cpu_devices', 8)\n"
+    assert script(code, None, head="import opennki\n" + devices) == "True\n"  # too late for opennki to ask for a larger pool
+    assert script(code.replace('print("set PJRT_NPROC=32" in str(error))', "raise"), None, head=devices) == "True\n"
 
 
 def test_the_process_may_end_with_work_in_flight():

@@ -255,7 +255,10 @@ class Gathering(Scheduler):
 
 
 class Gatherings:
-    """All gatherings of this process, by key, and how often each rank has come to a call site in a run."""
+    """All gatherings of this process, by key, and how often each rank has come to a call site in a run. `advice()`: what else may keep
+    ranks from coming, from the framework."""
+
+    advice: Callable[[], str] = staticmethod(lambda: "")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -326,6 +329,9 @@ class Gatherings:
             error.message += f"; in other calls of the same run: {'; '.join(where[:SHOWN])}" + ("; ..." if len(where) > SHOWN else "")
         if one.reason:
             error.why = one.reason
+        advice = self.advice() if one.absent() else ""
+        if advice:
+            error.fix += f"; or {advice}"
 
 
 gatherings = Gatherings()

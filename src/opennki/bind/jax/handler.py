@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from opennki import settings
 from opennki.bind import xla_async, xla_ffi
 from opennki.bind.gathering import RankCall, gatherings
 from opennki.bind.host import host_kernel, run_payload
@@ -32,6 +33,7 @@ def register_handler() -> None:
     one = xla_ffi.typed_handler(run_payload, version=version, attribute=ATTRIBUTE)
     many = xla_async.later_handler(begin_rank, version=version, attribute=ATTRIBUTE)
     _registered.extend((one, many))
+    gatherings.advice = lambda: settings.narrow_xla_pool(jax.local_device_count())
     jax.ffi.register_ffi_target(TARGET, xla_ffi.capsule(one), platform="cpu", api_version=1)
     jax.ffi.register_ffi_target(RANKS_TARGET, xla_ffi.capsule(many), platform="cpu", api_version=1)
 
