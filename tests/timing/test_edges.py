@@ -45,3 +45,16 @@ def test_cells_stay_within_their_tensor():
 def test_what_a_mask_leaves_out_orders_nothing():
     made = estimate(shifted.trace(np.zeros((128, 128), np.float32)), record=True)
     assert made.latency_us > 0 and made.instructions == len(made.rows)
+
+
+def test_a_tile_that_nothing_writes_keeps_its_loop():
+    @nki.jit(platform_target="trn1")
+    def unwritten(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        for i in nl.affine_range(4):
+            never = nl.ndarray((128, 32), dtype=x.dtype)
+            nl.store(out[i * 128:(i + 1) * 128, :], nl.multiply(never, 2.0))
+        return out
+
+    t = estimate(unwritten.trace(np.zeros((512, 32), np.float32)), record=True)
+    assert [r.op for r in t.rows].count("dma_copy") == 4

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -10,9 +13,15 @@ import sys
 import pytest
 
 from opennki import settings
+from opennki.errors import NkiError
+from opennki.ir.locations import locations_text
+from opennki.ir.print import to_text
 from opennki.toolchain import compile as driver
 from opennki.toolchain import neff, neuronx_cc
+from tests.kernels.payloads import config_of
+from tests.kernels.test_payload_hostile import changed
 from tests.toolchain.kernels import compiled, traced
+from tests.trace.test_golden_ir import CASES
 
 COMMAND = ["compile", "--framework", "XLA", "penguin.py", "--internal-tensorizer-opt-level=nki", "--pipeline", "compile", "SaveTemps",
            "--target", "trn1"]
@@ -147,6 +156,26 @@ def test_every_cut_of_the_text_is_an_error(source, capsys):
     for end in range(0, len(text) - 2, 7):
         (source / "penguin.py").write_bytes(text[:end])
         assert failed(source, capsys)
+
+
+def test_changed_texts_are_compiled_or_refused():
+    """Fixed budget: names, numbers and words of IR texts changed at random; what is read is placed, scheduled and timed, or an NkiError."""
+    kernels = [config_of(), *(config_of(*CASES[name]) for name in ("matmul", "gather", "programs", "edge"))]
+    rng, read, made = random.Random(11), 0, 0
+    for _ in range(1000):
+        raw, config = rng.choice(kernels)
+        try:
+            text = json.loads(base64.b64decode(changed(rng, raw, config)))["serialize_ir_string"].encode("ascii")
+        except (ValueError, KeyError, AttributeError, TypeError):
+            continue
+        try:
+            kernel = neff.read_kernel(text, None, "")
+            read += 1
+            driver.compile_kernel(driver.Source(kernel, to_text(kernel), locations_text(kernel)))
+            made += 1
+        except NkiError as error:
+            assert str(error)
+    assert read > 20 and made > 15
 
 
 def test_damaged_locations_are_an_error(source, capsys):

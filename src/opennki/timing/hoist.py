@@ -101,13 +101,13 @@ def hoisted(stmts: list[Stmt]) -> list[Stmt]:
 
 def _leave(loop: For) -> list[Stmt]:
     body = hoisted(loop.body)
-    writers: dict[Alloc, int] = {}
+    local = {s for s in body if isinstance(s, Alloc)}
+    writers: dict[Alloc, int] = dict.fromkeys(local, 0)  # what nothing writes, and an instruction reads all the same, does not leave either
     for stmt in statements(body):
         if isinstance(stmt, Instr):
             for access, _, written in accesses(stmt):
                 if written:
                     writers[access.alloc] = writers.get(access.alloc, 0) + 1
-    local = {s for s in body if isinstance(s, Alloc)}
     moved: list[Stmt] = []
     if loop.trips > 1:
         for stmt in body:
