@@ -28,6 +28,7 @@ KernelName = Annotated[str, typer.Argument(help="script.py:kernel")]
 Arguments = Annotated[str, typer.Option("--args", help='Arguments, with commas: "128x512:float32, 3"')]
 Argument = Annotated[list[str] | None, typer.Option("--arg", help="One argument, such as 128x512:bfloat16 or name=value; may be repeated.")]
 TargetName = Annotated[str | None, typer.Option("--target", help="trn1, trn2, inf2, ...")]
+Ranks = Annotated[int | None, typer.Option("--ranks", min=1, help="Ranks that run it at the same time; default: all of an instance.")]
 Grid = Annotated[str, typer.Option("--grid", help='Launch grid, such as "4,2"')]
 
 
@@ -303,6 +304,7 @@ def bench(
     arg: Argument = None,
     target: TargetName = None,
     grid: Grid = "",
+    ranks: Ranks = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Estimate the latency of a kernel: what bounds it, and what each source line costs.
@@ -311,7 +313,7 @@ def bench(
     """
     from opennki.tools.latency import bench as run
 
-    print(_loaded(kernel, args, arg, target, grid, lambda made, positional, named: run(made, positional, named, as_json)))
+    print(_loaded(kernel, args, arg, target, grid, lambda made, positional, named: run(made, positional, named, as_json, ranks)))
 
 
 @app.command()
@@ -321,6 +323,7 @@ def profile(
     arg: Argument = None,
     target: TargetName = None,
     grid: Grid = "",
+    ranks: Ranks = None,
     out: Annotated[str, typer.Option("--out", "-o", help="Folder that the files go into.")] = "profile",
 ) -> None:
     """Write the profile of a kernel into a folder: report.html, trace.json for Perfetto, summary.json, profile.ntff, file.neff.
@@ -329,7 +332,7 @@ def profile(
     """
     from opennki.tools.latency import profile as run
 
-    print(_loaded(kernel, args, arg, target, grid, lambda made, positional, named: run(made, positional, named, out)))
+    print(_loaded(kernel, args, arg, target, grid, lambda made, positional, named: run(made, positional, named, out, ranks)))
 
 
 @app.command()

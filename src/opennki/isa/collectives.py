@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from opennki.errors import NkiTypeError, NkiValueError
-from opennki.isa import cost, meeting
+from opennki.isa import cost, meeting, topology
 from opennki.isa.declare import ANYWHERE, INTS, Affine, Array, Attr, In, Mask, Op, Out, instruction
 from opennki.isa.reduce import reduce_list
 from opennki.isa.scalar import SCALAR
@@ -198,18 +198,19 @@ def collective(meets: meeting.Meets, *, nccl: str = "", source: str = "", **more
                        meets=meets, **more)  # fmt: skip
 
 
-@collective(meeting.ranks_in_groups, nccl="all_reduce", raw=_bitwise, check=_check_all_reduce)
+@collective(meeting.ranks_in_groups, nccl="all_reduce", travel=topology.reduced, raw=_bitwise, check=_check_all_reduce)
 def rank_all_reduce(*, dst: Dst, src: Src, op: Reduction, replica_groups: Groups = (), mask: Masked = None) -> Array:
     """dst = op over the src of all ranks of the group, the same on each of them.
 
     dst, src: tensors of one shape in any memory. op: a reducible operator. Ranks are folded in the order of the group, as elements of a
     reduction are: in float32, 32 lanes and a tree, rounded once to the dtype of dst. replica_groups: lists of ranks of one size; none
-    for all ranks. Cost: not documented; the bytes of dst at half the DMA rate is assumed, without the distance between chips.
+    for all ranks. Cost: the bytes of dst at half the DMA rate (assumed), and at
+    the same time steps and bytes on the links between chips, as the topology of the instance has them (docs/timing.md).
     """
     return reduce_list(list(src), op)
 
 
-@collective(meeting.ranks_in_groups, nccl="reduce_scatter", raw=_bitwise, check=_check_reduce_scatter)
+@collective(meeting.ranks_in_groups, nccl="reduce_scatter", travel=topology.gathered, raw=_bitwise, check=_check_reduce_scatter)
 def rank_reduce_scatter(*, dst: Dst, src: Src, op: Reduction, reduce_scatter_dim: T[int, Attr((int,))], replica_groups: Groups = (),
                         mask: Masked = None) -> list[Array]:
     """dst = this rank's shard, along a dimension, of op over the src of all ranks of the group.
@@ -220,7 +221,7 @@ def rank_reduce_scatter(*, dst: Dst, src: Src, op: Reduction, reduce_scatter_dim
     return np.split(reduce_list(list(src), op), len(src), axis=reduce_scatter_dim)
 
 
-@collective(meeting.ranks_in_groups, nccl="all_gather", raw=True, check=_check_all_gather)
+@collective(meeting.ranks_in_groups, nccl="all_gather", travel=topology.gathered, raw=True, check=_check_all_gather)
 def rank_all_gather(*, dst: Dst, src: Src, all_gather_dim: T[int, Attr((int,))], replica_groups: Groups = (), mask: Masked = None) -> Array:
     """dst = the src of all ranks of the group, joined along a dimension in the order of the group.
 
@@ -229,7 +230,7 @@ def rank_all_gather(*, dst: Dst, src: Src, all_gather_dim: T[int, Attr((int,))],
     return np.concatenate(src, axis=all_gather_dim)
 
 
-@collective(meeting.ranks_in_groups, nccl="all_to_all", raw=True, check=_check_all_to_all)
+@collective(meeting.ranks_in_groups, nccl="all_to_all", travel=topology.exchanged, raw=True, check=_check_all_to_all)
 def rank_all_to_all(*, dst: Dst, src: Src, split_dim: T[int, Attr((int,))], concat_dim: T[int, Attr((int,))], replica_groups: Groups = (),
                     mask: Masked = None) -> list[Array]:
     """Each rank splits src along split_dim into a part for each rank of the group; dst = the parts for this rank, joined along concat_dim
@@ -242,7 +243,7 @@ def rank_all_to_all(*, dst: Dst, src: Src, split_dim: T[int, Attr((int,))], conc
     return [np.concatenate([row[to] for row in parts], axis=concat_dim) for to in range(len(src))]
 
 
-@collective(meeting.ranks_in_groups, nccl="broadcast", raw=True, check=_check_copy)
+@collective(meeting.ranks_in_groups, nccl="broadcast", travel=topology.spread, raw=True, check=_check_copy)
 def rank_broadcast(*, dst: Dst, src: Src, replica_groups: Groups = (), mask: Masked = None) -> Array:
     """dst = the src of the first rank of the group, on all of them.
 
@@ -251,7 +252,7 @@ def rank_broadcast(*, dst: Dst, src: Src, replica_groups: Groups = (), mask: Mas
     return np.array(src[0])
 
 
-@collective(meeting.ranks_in_pairs, nccl="collective_permute", raw=True, check=_check_pairs)
+@collective(meeting.ranks_in_pairs, nccl="collective_permute", travel=topology.passed, raw=True, check=_check_pairs)
 def rank_permute(*, dst: Dst, src: Src, source_target_pairs: T[Any, Attr((tuple, list))], mask: Masked = None) -> Array | None:
     """dst = the src of the rank that is paired with this one as its source; zeros where there is none, as in XLA's collective permute.
 
@@ -261,7 +262,7 @@ def rank_permute(*, dst: Dst, src: Src, source_target_pairs: T[Any, Attr((tuple,
     return np.asarray(src[0]) if len(src) else None
 
 
-@collective(meeting.ranks_in_ring, nccl="collectives.collective_permute_implicit", raw=True, check=_check_ring)
+@collective(meeting.ranks_in_ring, nccl="collectives.collective_permute_implicit", travel=topology.passed, raw=True, check=_check_ring)
 def rank_ring(*, dst: Dst, src: Src, replica_groups: Groups = (), channel_id: T[int, Affine()] = 0, num_channels: T[int, Attr((int,))] = 1,
               mask: Masked = None) -> Array:
     """Sends src to the successor in the ring of the group; dst = the src of the predecessor.
@@ -272,7 +273,8 @@ def rank_ring(*, dst: Dst, src: Src, replica_groups: Groups = (), channel_id: T[
     return np.asarray(src[0])
 
 
-@collective(meeting.ranks_in_ring, nccl="collective_permute_reduce_implicit", raw=_bitwise, check=_check_ring_reduce)
+@collective(meeting.ranks_in_ring, nccl="collective_permute_reduce_implicit", travel=topology.passed, raw=_bitwise,
+            check=_check_ring_reduce)
 def rank_ring_reduce(*, dst: Dst, src: Src, src1: Src, op: Reduction, replica_groups: Groups = (), channel_id: T[int, Affine()] = 0,
                      num_channels: T[int, Attr((int,))] = 1, mask: Masked = None) -> Array:
     """Sends op(src, src1) to the successor in the ring of the group; dst = that of the predecessor.
@@ -292,7 +294,7 @@ def rank_send(*, src: Src, peer_id: T[Any, Affine(many=True)], mask: Masked = No
     return ()
 
 
-@collective(meeting.from_peer, nccl="recv", raw=True)
+@collective(meeting.from_peer, nccl="recv", travel=topology.passed, raw=True)
 def rank_recv(*, dst: Dst, peer_id: T[Any, Affine(many=True)], mask: Masked = None, **letters: Any) -> Array:
     """dst = the next tensor that a rank has sent to this one; waits for it.
 

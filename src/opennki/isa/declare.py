@@ -236,6 +236,7 @@ class Instruction:
     moves: Callable[[Any], tuple[str, ...]] | None = None
     folds: Callable[[Any], str] | None = None
     folding: Callable[[Any, str, Any], Mapping[str, Any]] | None = None
+    travel: Callable[[float, Any], list[tuple[float, float]]] | None = None
 
     @property
     def suspends(self) -> bool:
@@ -285,6 +286,7 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
                 dma_share: Callable[[Any, Any], float] | None = None,
                 moves: Callable[[Any], tuple[str, ...]] | None = None, folds: Callable[[Any], str] | None = None,
                 folding: Callable[[Any, str, Any], Mapping[str, Any]] | None = None,
+                travel: Callable[[float, Any], list[tuple[float, float]]] | None = None,
                 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register an annotated NumPy function as an instruction.
 
@@ -301,7 +303,8 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
     `pe(d, hw)` says what the instruction does in the PE array, `dma_share(d, hw)` at which share of their rate the DMA engines run it,
     `moves(call)` to which other engines the compiler moves it where the user does not choose (timing only, values do not depend on it).
     `folds(call)`: the operator with which it makes one number of each partition, "" for none; `folding(call, op, tile)`: the operands
-    with which an instruction folds its own result into a tile on the way, none where it cannot (timing only, too).
+    with which an instruction folds its own result into a tile on the way, none where it cannot (timing only, too). `travel`: the ways in
+    which a collective's data go over the links between chips (`isa.topology`).
     """
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
         hints = get_type_hints(fn, include_extras=True)
@@ -324,7 +327,7 @@ def instruction(*, engine: str, cost: Callable[[Any, Any], float], family: str, 
             fn.__name__, tuple(engine.split()), tuple(params), results, fn, limits, cost, family, rawness, mask_on,
             dict(mask_dims or {}), check, choose_engine, meets, positional, random, min_generation, source,
             textwrap.dedent(fn.__doc__).strip(), _public(signature, params), surface,
-            {p.name: i for i, p in enumerate(params)}, pe, dma_share, moves, folds, folding)
+            {p.name: i for i, p in enumerate(params)}, pe, dma_share, moves, folds, folding, travel)
         return fn
     return register
 

@@ -53,6 +53,13 @@ DMA_WINDOW = Constant(256.0, "transfers", "the same for DMA, whose queues run be
 BUFFERS = Constant(
     4.0, "buffers", "most buffers that a tensor made in a loop gets from the compiler where memory allows; assumed")
 
+LINK_STEP = Constant(
+    1.5, "µs", "a step of a collective between NeuronCores of an instance: the vendor gives about 1 to 2 µs for a hop of a ring "
+    "(neuron-runtime/explore/intranode-collective-comm); no measurement of a whole collective is at hand")
+LINK_ONE_WAY = Constant(
+    0.5, "of the rate", "share of a chip's documented NeuronLink bandwidth that its links carry in one direction; assumed: the documents "
+    "do not say whether the figure counts both directions")
+
 CONSTANTS = {name: value for name, value in globals().items() if isinstance(value, Constant)}
 
 

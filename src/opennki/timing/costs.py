@@ -4,7 +4,7 @@ Times are integer picoseconds, so that a steady state of a loop repeats exactly.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, prod
 from typing import Any
@@ -17,6 +17,7 @@ from opennki.isa.dtypes import itemsize
 from opennki.isa.scalar import TABLES
 from opennki.isa.target import Target
 from opennki.timing import constants
+from opennki.timing.links import Links
 
 ENGINE_NAMES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma")
 TENSOR, VECTOR, SCALAR, GPSIMD, SYNC, DMA = range(6)
@@ -26,7 +27,8 @@ PS = 1000
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """What one execution of an instruction takes and does. `issue`: ps until the next independent instruction; `latency`: ps more until
-    the result is visible; `load`: ps of a LoadStationary that is not hidden. `lanes`: (engine of the DMA, ps) of a transfer."""
+    the result is visible; `load`: ps of a LoadStationary that is not hidden. `lanes`: (engine of the DMA, ps) of a transfer; the number
+    after the last engine is the links between chips, where a collective takes `network` ps for `link_bytes` (`timing.links`)."""
 
     issue: int
     latency: int = 0
@@ -44,6 +46,8 @@ class Numbers:
     transpose_macs: int = 0
     adjusted: float = 0.0
     elements: int = 0
+    network: int = 0
+    link_bytes: int = 0
 
 
 def ps(ns: float) -> int:
@@ -68,8 +72,10 @@ def choices(instr: Instr, target: Target) -> list[tuple[int, float]]:
     return out
 
 
-def numbers(instr: Instr, engine: int, target: Target, sizes: tuple[int, ...] | None, shape: tuple[int, ...]) -> Numbers:
-    """The numbers of an instruction of which a mask leaves `sizes` of its iteration space `shape` (None: all of it)."""
+def numbers(instr: Instr, engine: int, target: Target, sizes: tuple[int, ...] | None, shape: tuple[int, ...],
+            links: Links | None = None) -> Numbers:
+    """The numbers of an instruction of which a mask leaves `sizes` of its iteration space `shape` (None: all of it). `links`: those between
+    the chips of the ranks."""
     view = cost_view(instr, target)
     view.engine = ENGINE_NAMES[engine]
     for name in _broadcasts(instr, target):
@@ -86,7 +92,12 @@ def numbers(instr: Instr, engine: int, target: Target, sizes: tuple[int, ...] | 
             view.M = min(view.M, sizes[0])
     traffic = _traffic(instr, share)
     if engine == DMA:
-        return _transfer(instr, view, target, sizes, share, traffic)
+        moved = _transfer(instr, view, target, sizes, share, traffic)
+        network, sent = links.time(instr, share) if links is not None else (0.0, 0.0)
+        if network:
+            lanes = (*moved.lanes, (target.dma_engines_core, ps(network)))
+            moved = replace(moved, lanes=lanes, network=ps(network), link_bytes=round(sent))
+        return moved
     name = ENGINE_NAMES[engine]
     clock = target.clock_ghz(name)
     decl = ISA[instr.op]

@@ -8,30 +8,37 @@ from typing import Any
 from opennki.errors import NkiValueError
 from opennki.ir.nodes import Kernel
 from opennki.ir.verify import accesses
+from opennki.isa.declare import ISA
 from opennki.isa.target import Target, resolve
 from opennki.timing import constants
 from opennki.timing.costs import DMA, ENGINE_NAMES, PS, SYNC, Numbers, describe
 from opennki.timing.hoist import repeated_axes
+from opennki.timing.links import Links
 from opennki.timing.lower import Op, Program
 from opennki.timing.machine import Machine
 from opennki.timing.programs import run_programs
-from opennki.timing.timeline import COMPUTE, EngineUse, LineCost, Row, Timeline, Traffic, Work
+from opennki.timing.timeline import COMPUTE, EngineUse, LineCost, LinkUse, Row, Timeline, Traffic, Work
 
 BOUND = 0.8  # a resource bounds a kernel when it is busy for this share of the time
 
 
-def estimate(kernel: Kernel, *, record: bool = False, max_rows: int = 100_000, program: tuple[int, ...] | None = None) -> Timeline:
+def estimate(kernel: Kernel, *, record: bool = False, max_rows: int = 100_000, program: tuple[int, ...] | None = None,
+             ranks: int | None = None) -> Timeline:
     """How long a kernel takes on its target, by the model of docs/timing.md.
 
     record: keep a row for each executed instruction, up to `max_rows` of them. program: the position in the launch grid of the one
     instance to look at; None is the whole grid, on the core with the most instances (instances on one core run one after the other, cores
-    side by side). The result is deterministic. Raises NkiValueError for a program outside of the grid or a negative `max_rows`.
+    side by side). ranks: how many run the kernel at the same time, for its collectives; None for those that
+    it names, else all of the target's instance. The result is deterministic. Raises NkiValueError for a program outside of the grid, a
+    negative `max_rows`, or more ranks than the instance has.
     """
     if max_rows < 0:
         raise NkiValueError(f"max_rows={max_rows}", operand="max_rows", rule="the number of rows is not negative",
                             fix="leave max_rows out, or pass record=False")
     target = resolve(kernel.target)
-    lowered = Program(kernel, target)
+    if ranks is not None and ranks < 1:
+        raise NkiValueError(f"ranks={ranks}", operand="ranks", rule="the number of ranks is positive")
+    lowered = Program(kernel, target, Links(kernel, target, ranks))
     rows = Recorder(kernel, max_rows) if record else None
     machine = Machine(lowered, target, rows)
     instances, cores = _instances(kernel, program)
@@ -105,7 +112,8 @@ def _timeline(kernel: Kernel, target: Target, lowered: Program, machine: Machine
               instances: int, cores: int) -> Timeline:
     traffic: dict[str, float] = dict.fromkeys(
         ("hbm_read", "hbm_write", "sbuf_read", "sbuf_write", "psum_read", "psum_write", "moved", "descriptors", "macs", "transpose_macs",
-         "adjusted", "elements"), 0)
+         "adjusted", "elements", "network", "link_bytes"), 0)
+    collectives = 0
     issued = [0] * len(ENGINE_NAMES)
     counts, busy, waited = [0] * len(ENGINE_NAMES), [0] * len(ENGINE_NAMES), [0] * len(ENGINE_NAMES)
     lines: dict[Any, list[Any]] = {}
@@ -133,6 +141,7 @@ def _timeline(kernel: Kernel, target: Target, lowered: Program, machine: Machine
         counts[op.engine] += n
         busy[op.engine] += machine.busy[op.index]
         waited[op.engine] += machine.waited[op.index]
+        collectives += n * (ISA[op.name].travel is not None)
         matmuls += n * (name == "tensor")
         activations += n * (name == "scalar")
         line[0] += machine.critical[op.index]
@@ -144,13 +153,18 @@ def _timeline(kernel: Kernel, target: Target, lowered: Program, machine: Machine
                for i, name in enumerate(ENGINE_NAMES) if name in COMPUTE}
     sync = machine.lines[SYNC].busy / PS
     engines["sync"] = EngineUse(sync + busy[SYNC] / PS, counts[DMA] + counts[SYNC], (sync + busy[SYNC] / PS) / total)
-    lanes = tuple(EngineUse(g.busy / PS, counts[DMA] if g.busy else 0, g.busy / PS / total) for g in machine.group)
+    engines_of_dma = machine.group[:target.dma_engines_core]
+    lanes = tuple(EngineUse(g.busy / PS, counts[DMA] if g.busy else 0, g.busy / PS / total) for g in engines_of_dma)
     most = max((u.busy_ns for u in lanes), default=0.0)
     engines["dma"] = EngineUse(most, counts[DMA], most / total, waited[DMA] / PS)
     bounds = {name: issued[ENGINE_NAMES.index(name)] / PS for name in COMPUTE}
     bounds["dma"] = most
     bounds["dma queues"] = sync
     bounds["hbm"] = (traffic["hbm_read"] + traffic["hbm_write"]) / target.hbm_core_gbps
+    links = None
+    if lowered.links.used:
+        bounds["links"] = traffic["network"] / PS
+        links = LinkUse(lowered.links.describe(), lowered.links.ranks, collectives, traffic["network"] / PS, int(traffic["link_bytes"]))
     total_instructions = sum(counts)
     costs = tuple(LineCost(kernel.loc(loc), v[0] / PS, v[1], v[2], int(v[3]), int(v[4])) for loc, v in lines.items())
     whole = {k: int(v) for k, v in traffic.items() if k != "adjusted"}
@@ -161,7 +175,7 @@ def _timeline(kernel: Kernel, target: Target, lowered: Program, machine: Machine
         Work(whole["macs"], whole["transpose_macs"], traffic["adjusted"], matmuls, activations, whole["elements"]),
         bounds, _bound_by(bounds, machine.front / PS, launch * 1e3), total_instructions, machine.simulated, costs,
         tuple(rows.rows) if rows is not None else (), max(0, total_instructions - len(rows.rows)) if rows is not None else 0,
-        program, instances, cores, tuple(lowered.warnings))
+        program, instances, cores, tuple(lowered.warnings), links)
 
 
 def _bound_by(bounds: dict[str, float], run: float, launch: float) -> str:

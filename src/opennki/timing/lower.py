@@ -10,6 +10,7 @@ from opennki.isa.declare import ISA
 from opennki.isa.target import Target
 from opennki.timing import costs
 from opennki.timing.hoist import folded, hoisted, in_order_of_need
+from opennki.timing.links import Links
 from opennki.timing.resident import with_resident_loads
 from opennki.timing.tensors import Body, Family, Ref, Ring, assign_buffers, reference, renames, settle, walk
 from opennki.timing.terms import Clip, Slots, Terms, slots_of
@@ -78,8 +79,8 @@ class Buffer:
 class Program:
     """A lowered kernel."""
 
-    def __init__(self, kernel: Kernel, target: Target) -> None:
-        self.kernel, self.target = kernel, target
+    def __init__(self, kernel: Kernel, target: Target, links: Links | None = None) -> None:
+        self.kernel, self.target, self.links = kernel, target, links or Links(kernel, target)
         self.slots = Slots()
         self.grid = [self.slots.slot(v) for v in kernel.grid]
         self.ops: list[Op] = []
@@ -212,7 +213,7 @@ class Program:
             op.held = reference(self.families[stationary.alloc], stationary, self.slots)
         op.ports = self._ports(engine, spaces)
         if op.clip is None:
-            op.numbers[None] = costs.numbers(instr, engine, self.target, None, op.shape)
+            op.numbers[None] = costs.numbers(instr, engine, self.target, None, op.shape, self.links)
         self.ops.append(op)
         return op
 

@@ -141,7 +141,7 @@ class Machine:
         window, dma_window = round(constants.WINDOW.value), round(constants.DMA_WINDOW.value)
         self.lines = [Line(window) for _ in ENGINE_NAMES]
         self.lines[SYNC] = Line(dma_window)
-        self.lanes = [Line(dma_window) for _ in range(target.dma_engines_core)]
+        self.lanes = [Line(dma_window) for _ in range(target.dma_engines_core + 1)]  # the last one: the links between chips
         self.group = _groups(program, self.lanes)
         self.routes: dict[int, Any] = {}
         self.last_use = [[(0, 0)] * 6 for _ in range(2)]
@@ -254,7 +254,7 @@ class Machine:
                 return
             found = op.numbers.get(sizes)
             if found is None:
-                found = op.numbers[sizes] = numbers(op.instr, op.engine, self.target, sizes, op.shape)
+                found = op.numbers[sizes] = numbers(op.instr, op.engine, self.target, sizes, op.shape, self.program.links)
             what = found
             hits = self.masked[op.index]
             assert hits is not None

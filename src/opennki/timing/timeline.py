@@ -113,6 +113,19 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkUse:
+    """Collectives on the links between chips. `where`: ranks and topology in words; `busy_ns`: time of all of them together, side by side
+    with everything else; `link_bytes`: what the busiest chip sends, each byte counted once for every link that it takes. Only documents
+    stand behind these numbers, no measurement."""
+
+    where: str
+    ranks: int
+    collectives: int
+    busy_ns: float
+    link_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Roofline:
     """Where the kernel stands: operations per HBM byte, what it attains and what the chip allows, in operations per second.
     `peak` is that of the dtypes in use."""
@@ -155,6 +168,7 @@ class Timeline:
     programs: int = 1
     cores: int = 1
     warnings: tuple[str, ...] = field(default=())
+    links: LinkUse | None = None
 
     @property
     def is_estimate(self) -> str:
@@ -244,6 +258,8 @@ class Timeline:
             "dma_transfer_time": moved.dma_transfer_ns * 1e-9,
             "dma_packet_time": sum(use.busy_ns for use in self.dma_engines) * 1e-9,
             "dma_queue_count": sum(1 for use in self.dma_engines if use.instructions),
-            "cc_op_time": 0.0, "cc_op_count": 0, "cc_op_active_time_percent": 0.0,
         }
+        busy = self.links.busy_ns * 1e-9 if self.links is not None else 0.0
+        out |= {"cc_op_time": busy, "cc_op_count": self.links.collectives if self.links is not None else 0,
+                "cc_op_active_time_percent": busy / total if total else 0.0}
         return out

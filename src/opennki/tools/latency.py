@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ from opennki.toolchain.files import make_folder, write_file
 SHOWN_LINES = 8
 
 
-def bench(kernel: TraceKernel, args: list[Any], kwargs: dict[str, Any], as_json: bool) -> str:
+def bench(kernel: TraceKernel, args: list[Any], kwargs: dict[str, Any], as_json: bool, ranks: int | None = None) -> str:
     """The estimate for a kernel and its arguments as text: latency, what bounds it, engines, traffic, source lines by cost."""
-    timeline = estimate(kernel.trace(*args, **kwargs))
+    timeline = estimate(kernel.trace(*args, **kwargs), ranks=ranks)
     return summary(timeline) if not as_json else json.dumps({**timeline.metrics(), "latency_us": timeline.latency_us,
-        "bound_by": timeline.bound_by, "kernel": timeline.kernel, "target": timeline.target, "estimate": timeline.is_estimate}, indent=1)
+        "bound_by": timeline.bound_by, "kernel": timeline.kernel, "target": timeline.target, "estimate": timeline.is_estimate,
+        **({"links": asdict(timeline.links)} if timeline.links is not None else {})}, indent=1)
 
 
 def summary(timeline: Timeline) -> str:
@@ -36,6 +38,11 @@ def summary(timeline: Timeline) -> str:
     rows = [f"{timeline.kernel} on {timeline.target}: {timeline.latency_us:.3f} us, bound by {timeline.bound_by}",
             f"  engines active: {engines}",
             f"  HBM: {moved.hbm_read_bytes} bytes read, {moved.hbm_write_bytes} written; {timeline.work.macs} multiply-accumulates"]
+    if timeline.links is not None:
+        use = timeline.links
+        rows += [f"  collectives: {use.collectives} among {use.where}: {use.busy_ns / 1e3:.3f} us,",
+                 f"    {use.link_bytes} bytes on the links of a chip",
+                 "    (an estimate from documents alone: no collective was compared with a measurement)"]
     total = timeline.latency_ns or 1.0
     for cost in timeline.by_source_line()[:SHOWN_LINES]:
         where = "" if cost.location is None else f"{cost.location}: {cost.location.source()}"
@@ -43,13 +50,13 @@ def summary(timeline: Timeline) -> str:
     return "\n".join([*rows, *(f"  warning: {text}" for text in timeline.warnings), f"  {timeline.is_estimate}"])
 
 
-def profile(kernel: TraceKernel, args: list[Any], kwargs: dict[str, Any], folder: str) -> str:
+def profile(kernel: TraceKernel, args: list[Any], kwargs: dict[str, Any], folder: str, ranks: int | None = None) -> str:
     """Write NEFF, NTFF, JSON summary, report and Perfetto trace of a kernel into a folder; returns what to print. Errors: NkiError."""
     made = kernel.trace(*args, **kwargs)
     opts = compile_opts(kernel)
     compiled = compile_kernel(Source(made, to_text(made), locations_text(made)), allocator=opts.allocator,
                               skip_middle_end=opts.skip_middle_end)
-    timeline = estimate(made, record=True)
+    timeline = estimate(made, record=True, ranks=ranks)
     used = occupancy(timeline, allocate(made, allocator=opts.allocator, skip_middle_end=opts.skip_middle_end, spill=True))
     trace = ntff.encode(timeline, neff.parse(compiled.neff).digest)
     out = Path(make_folder(folder, "the folder of the profile"))
