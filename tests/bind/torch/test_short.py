@@ -82,6 +82,17 @@ def test_the_profiler_sees_the_op():
     assert "opennki::run" in [event.key for event in profile.key_averages()]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_tracer_sees_the_op():
+    traced = torch.jit.trace(lambda x: k.axpy(x, Y), X)
+    assert "opennki::run" in str(traced.graph) and torch.equal(traced(Y), Y * 2 + Y)
+
+
+def test_autocast_leaves_the_dtypes_of_kernels():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(k.axpy(X, Y), X * 2 + Y)
+
+
 def test_tensors_that_are_more_than_memory_go_through_the_dispatcher(dispatched):
     negative = torch._neg_view(X)
     assert negative.is_neg() and torch.equal(k.axpy(negative, Y), Y - X * 2)
