@@ -246,7 +246,12 @@ def executor_of(tape: Tape, limit: int | None = None) -> Executor | None:
 
 
 def native(tape: Tape) -> Executor | None:
-    """What runs a program of a plan natively, or None: what `interpret.prepared.Prepared` takes."""
+    """What runs a program of a plan natively, or None: what `interpret.prepared.Prepared` takes. A plan that waits for others gets native
+    steps."""
+    if tape.suspends:
+        from opennki.execute.parts import by_parts
+
+        by_parts(tape)
     return executor_of(tape)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -211,6 +212,8 @@ class Tape:
         self.layout = Layout()
         self._steps: list[Any] = []
         self.watch: set[Alloc] = set()  # for native code: where to look for reads of what was never written, by tiles
+        # native code for statements that wait for nobody, where the whole does: `part(body, ranges)` gives a step, or None
+        self.part: Callable[[list[Stmt], dict[Var, Range]], Callable[[Instance], None] | None] | None = None
         self._planned = False
         self._outer_views: tuple[int, tuple[int, ...]] = (-1, ())
         self._lock = threading.Lock()
@@ -289,6 +292,18 @@ class Tape:
         self.multiplies = any(decl.family == "matmul" for decl in called)
 
     def _body(self, body: list[Stmt], ranges: dict[Var, Range]) -> None:
+        if self.part is None:
+            self._statements(body, ranges)
+            return
+        for waits, group in groupby(body, _waits):
+            stmts = list(group)
+            step = self.part(stmts, ranges) if not waits else None
+            if step is not None:
+                self._steps.append(step)
+            else:
+                self._statements(stmts, ranges)
+
+    def _statements(self, body: list[Stmt], ranges: dict[Var, Range]) -> None:
         last = _last_uses(body, self) if self.frees else {}
         for position, stmt in enumerate(body):
             if isinstance(stmt, Alloc):
@@ -401,6 +416,11 @@ class Tape:
             machine.env[counter] += 1
             return start if cond.get(machine).any() else None
         self._steps.append(test)
+
+
+def _waits(stmt: Stmt) -> bool:
+    """Whether a program may wait for others in a statement."""
+    return any(isinstance(s, Instr) and ISA[s.op].suspends for s in statements([stmt]))
 
 
 def _allocs(body: list[Stmt]) -> list[Alloc]:

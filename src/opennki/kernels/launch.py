@@ -15,6 +15,7 @@ import numpy as np
 
 from opennki import settings
 from opennki.errors import NkiError, NkiTypeError, NkiValueError
+from opennki.execute.executor import native
 from opennki.interpret import simulate as sim
 from opennki.interpret.blas import one_thread
 from opennki.interpret.machine import Instance
@@ -83,7 +84,7 @@ class Specialisations:
         if plan is not None:
             return Rank(plan, arrays_of(bound), restore, self.room)
         traced, arrays = trace_bound(self.kernel.func, bound, self.options, self.kernel.func_name)
-        plan = Prepared(traced, self.level)
+        plan = Prepared(traced, self.level, native=native)
         if key is not None:
             self.known[key] = plan
         return Rank(plan, arrays, restore, self.room)
