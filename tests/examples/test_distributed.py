@@ -25,11 +25,12 @@ def kernels(monkeypatch):
 @pytest.mark.parametrize("case", ["mlp", "attention", "experts"])
 def test_cases_have_the_same_bits_in_processes(kernels, case):
     kernel, args_of, wanted = kernels.CASES[case](8)
-    here = opennki.launch(kernel, 8, args_of, checks="full")
-    there = opennki.launch(kernel, 8, args_of, processes=2, checks="off")
-    for rank in range(8):
-        np.testing.assert_allclose(here[rank], wanted(rank), rtol=1e-4, atol=1e-4)
-        np.testing.assert_array_equal(here[rank], there[rank])
+    for checks in ("full", "off"):  # interpreted, and with native code between the meetings
+        here = opennki.launch(kernel, 8, args_of, checks=checks)
+        there = opennki.launch(kernel, 8, args_of, processes=2, checks=checks)
+        for rank in range(8):
+            np.testing.assert_allclose(here[rank], wanted(rank), rtol=1e-4, atol=1e-4)
+            np.testing.assert_array_equal(here[rank], there[rank])
 
 
 @pytest.mark.slow

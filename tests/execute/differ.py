@@ -22,6 +22,7 @@ from tests.execute.random_programs import Programs
 from opennki.errors import NkiError
 from opennki.execute import abi
 from opennki.execute.executor import Executor, executor_of
+from opennki.execute.parts import by_parts
 from opennki.interpret.checks import Checks, tape_of
 from opennki.interpret.prepared import Prepared
 from opennki.ir.nodes import DoWhile, For, If, Instr, Kernel, Stmt
@@ -189,11 +190,16 @@ def difference(kernel: Kernel, arrays: list[np.ndarray], found: list[Any] | None
         except Exception as exc:
             raise Refused(f"{type(exc).__name__}: {exc}") from None
         executor: Executor | None = executor_of(tape)
-        if executor is None:
+        if tape.suspends:
+            by_parts(tape)
+            made = tape.part.made if tape.steps and tape.part is not None else []
+        else:
+            made = [executor] if executor is not None else []
+        if not made:
             return ""
         if found is not None:
-            found.append(executor)
-        plan = Prepared(kernel, "off", tape, lambda _: executor)
+            found += made
+        plan = Prepared(kernel, "off", tape, (lambda _: executor) if executor is not None else None)
         for turn in range(2):  # the second run has the memory of the first one
             try:
                 got = _run(plan, kernel, arrays)

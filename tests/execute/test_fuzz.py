@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from random import Random
 
 import pytest
 from tests.execute import differ
@@ -10,7 +11,7 @@ from tests.execute.random_programs import OPS
 
 from opennki.execute import abi, build
 from opennki.execute.executor import coverage
-from opennki.ir.nodes import Instr, statements
+from opennki.ir.nodes import DoWhile, For, If, Instr, statements
 from opennki.ir.parse import from_text
 
 PROGRAMS = 60
@@ -37,6 +38,38 @@ def test_random_kernels_agree():
     assert not differences, f"scripts/fuzz_executor.py --seed N --programs 1 makes them smaller: {differences}"
     assert agreed > PROGRAMS / 2  # that many really compared something
     assert len(ops) > len(OPS) * 0.75, f"never there: {set(OPS) - ops}"
+
+
+def with_meetings(text, seed):
+    """The kernel with barriers at random places, also in its loops and branches."""
+    random, kernel = Random(seed), from_text(text)
+
+    def insert(body):
+        for stmt in body:
+            for inner in (("body",) if isinstance(stmt, (For, DoWhile)) else ("then", "orelse") if isinstance(stmt, If) else ()):
+                insert(getattr(stmt, inner))
+        for place in range(len(body), -1, -1):
+            if random.random() < 0.25:
+                body.insert(place, Instr("barrier", (), ((),)))
+
+    insert(kernel.body)
+    return kernel
+
+
+def test_random_kernels_with_meetings_agree():
+    differences, parts = {}, 0
+    for seed in range(PROGRAMS):
+        text, styles = differ.program(seed)
+        kernel, found = with_meetings(text, seed), []
+        try:
+            what = differ.difference(kernel, differ.arrays_of(kernel, styles), found)
+        except (differ.Undefined, differ.Refused):
+            continue
+        if what:
+            differences[seed] = what
+        parts += sum(coverage(one)["native"] > 0 for one in found)
+    assert not differences
+    assert parts > 2 * PROGRAMS
 
 
 def test_a_program_depends_on_its_number_alone():

@@ -1,8 +1,8 @@
 """Native code for kernels that wait for others: what is between two meetings is one step of the interpreter's plan.
 
-The interpreter keeps the places where a program waits and goes on, and the loops around them. Statements next to each other that meet nobody
-are lowered together, with the slots of the whole plan, and run on the instance's own memory. What they leave behind for others, or for
-their own next execution, counts as an output of theirs, so that no pass takes it away.
+The interpreter keeps the places where a program waits and goes on, and the loops around them. Statements next to each other that meet
+nobody are lowered together, with the slots of the whole plan, and run on the instance's own memory. What they leave behind for others, or
+for their own next execution, counts as an output of theirs, so that no pass takes it away.
 """
 
 from __future__ import annotations
