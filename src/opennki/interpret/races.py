@@ -90,8 +90,13 @@ class Races:
             self.events[key] = number
             return number
 
-    def late(self, events: Array, clock: Array) -> Array:
-        """Which events a clock does not order before now."""
+    def late(self, events: Array, clock: Array) -> Array | None:
+        """Which events a clock does not order before now; None for none of them."""
+        if not events.size:
+            return None
+        low, high = int(events.min()), int(events.max()) + 1
+        if not (self.times[low:high] > clock[self.programs[low:high]]).any():  # nothing in between either
+            return None
         return self.times[events] > clock[self.programs[events]]  # type: ignore[no-any-return]
 
     def places(self, slot: int, size: int) -> Places:
@@ -177,7 +182,7 @@ def touch(machine: Any, what: What, part: Any, keep: Array | None, changed: Arra
     seen, seen_where = _entries(record.reads, view, machine, part, grain)
     if not writes:
         older = races.late(seen, clock)
-        if older.any():
+        if older is not None:
             _spill(races, record, view, machine, part, grain, seen, older if keep is None else older & keep)
         _put(record.reads, seen, seen_where, keep, me_now)
         return
@@ -198,8 +203,8 @@ def _spill(races: Races, record: Places, view: View, machine: Any, part: Any, gr
         _put(table, entries, where, theirs, seen if where is None else seen[np.broadcast_to(theirs, seen.shape)])
 
 
-def _check(machine: Any, what: What, late: Array, events: Array, keep: Array | None, changed: Array | None, update: bool) -> None:
-    if not late.any():
+def _check(machine: Any, what: What, late: Array | None, events: Array, keep: Array | None, changed: Array | None, update: bool) -> None:
+    if late is None:
         return
     races: Races = machine.races
     if keep is not None:
