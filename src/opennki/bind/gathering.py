@@ -11,6 +11,7 @@ be on their way: `watch` decides.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -198,7 +199,7 @@ class Gathering(Scheduler):
         try:
             self._end()
             raise AssertionError("a gathering that has not failed")
-        except Exception as exc:
+        except BaseException as exc:  # Ctrl-C too
             self.error = exc
         if isinstance(self.error, NkiError) and not self.failures:
             self.home.explain(self, self.error)
@@ -261,6 +262,10 @@ class Gatherings:
     advice: Callable[[], str] = staticmethod(lambda: "")
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all; in a forked process, those of its parent."""
         self.lock = threading.RLock()
         self.by_key: dict[Key, Gathering] = {}
         self.counts: dict[Key, dict[int, int]] = {}
@@ -336,6 +341,8 @@ class Gatherings:
 
 gatherings = Gatherings()
 """Those of this process."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=gatherings.reset)
 
 
 @atexit.register

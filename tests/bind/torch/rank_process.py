@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 
 import opennki
@@ -84,6 +85,16 @@ elif way == "shapes":
 elif way == "kernels":
     attempt(lambda: (total if me else shifted)(shards[me]))
     works()
+elif way == "interrupted":
+    if me == 0:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            total(shards[me])
+        except KeyboardInterrupt:
+            sys.stdout.write("interrupted\n")
+    else:
+        time.sleep(3)
+        attempt(lambda: total(shards[me]))
 elif way == "late":
     if me == 1:
         time.sleep(4)

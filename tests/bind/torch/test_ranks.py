@@ -52,3 +52,9 @@ def test_a_process_that_is_gone_is_named_and_the_others_end(way, named, end):
     (status, out, err), (other, _, _) = run(way)
     assert f"the process of {named} has gone" in out, out + err
     assert (status, out.splitlines()[-1:], other) == (0, ["0 ends"], end), err
+
+
+def test_ctrl_c_ends_a_wait():
+    (status, out, err), (other, theirs, _) = run("interrupted")
+    assert (status, other) == (0, 0) and "interrupted" in out, out + err
+    assert "a rank of another process stopped: KeyboardInterrupt" in theirs, theirs
