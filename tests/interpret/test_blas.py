@@ -6,6 +6,7 @@ import opennki.dropin  # noqa: F401  isort: skip
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
+from opennki.interpret import blas
 
 
 def blas_threads():
@@ -13,6 +14,7 @@ def blas_threads():
 
 
 def test_one_thread_inside_a_simulation_and_as_before_after_it():
+    blas._libraries.cache_clear()  # other tests may have loaded a BLAS since: that of SciPy, or of PyTorch
     seen = []
 
     def kernel(x):
