@@ -16,7 +16,7 @@ from opennki.tools import hlo_reader
 from opennki.tools.hlo_reader import find_calls
 
 SRC = Path(__file__).parent.parent / "src"
-JAX, XLA = hlo_reader.TARGETS
+RANKS, JAX, XLA = hlo_reader.TARGETS
 F32 = np.float32
 
 

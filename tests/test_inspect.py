@@ -16,6 +16,7 @@ from tests.inspect_files import (
     OTHER,
     PAYLOAD,
     SRC,
+    RANKS,
     XLA,
     add,
     hlo,
@@ -176,6 +177,7 @@ def test_mlir_text(text):
 )
 def test_hlo_text(text):
     assert payloads(text) == ("HLO text", [(XLA, PAYLOAD, "")])
+    assert payloads(text.replace(XLA, RANKS)) == ("HLO text", [(RANKS, PAYLOAD, "")])
 
 
 def test_a_name_that_is_no_call():
