@@ -27,11 +27,13 @@ class Elastic:
     def _reset(self) -> None:
         self.lock = threading.Lock()
         self.idle = 0
+        self.busy = 0  # tasks that are not over
         self.work: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
     def submit(self, task: Callable[[], None]) -> None:
         """Run `task` on a thread that does nothing else meanwhile."""
         with self.lock:
+            self.busy += 1
             if self.idle:
                 self.idle -= 1
                 self.work.put(task)
@@ -41,7 +43,11 @@ class Elastic:
     def _run(self, task: Callable[[], None]) -> None:
         fpmode.enter()  # a thread begins in the mode of the one that started it
         while True:
-            task()
+            try:
+                task()
+            finally:
+                with self.lock:
+                    self.busy -= 1
             del task  # and what it holds
             with self.lock:
                 self.idle += 1

@@ -257,9 +257,10 @@ class Gathering(Scheduler):
 
 class Gatherings:
     """All gatherings of this process, by key, and how often each rank has come to a call site in a run. `advice()`: what else may keep
-    ranks from coming, from the framework."""
+    ranks from coming, from the framework; `finish()`: waits, at the end of the process, for results that the framework still computes."""
 
     advice: Callable[[], str] = staticmethod(lambda: "")
+    finish: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self) -> None:
         self.reset()
@@ -345,14 +346,19 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=gatherings.reset)
 
 
+QUIET = 20  # looks at which nothing happened, after which nothing is expected any more
+
+
 @atexit.register
 def _wait_at_exit() -> None:
     """Let programs that are under way come to their end: a framework waits for them when Python's threads are gone. Those with kernels
     to come have a second for what is between two of them."""
+    if gatherings.last:
+        gatherings.finish()
     quiet = 0
     while gatherings.last:
         quiet = quiet + 1 if nothing_happens() else 0
-        waiting = any(one.open for one in list(gatherings.by_key.values()))
-        if not waiting and (quiet > 2 or time.monotonic() - gatherings.last > INTERVAL * LOOKS):
+        waiting = elastic.busy or any(one.open for one in list(gatherings.by_key.values()))
+        if not waiting and (quiet > QUIET or time.monotonic() - gatherings.last > INTERVAL * LOOKS):
             return
         time.sleep(0.005)
