@@ -13,6 +13,7 @@ from typing import Any
 
 from opennki.execute import abi
 from opennki.execute.assemble import Program
+from opennki.execute.shapes import joined
 from opennki.ir.affine import Affine
 from opennki.ir.nodes import Instr
 
@@ -131,8 +132,6 @@ def _tidied(walk: Space) -> Space:
 
 def _joined(walk: Space, count: int) -> Space:
     """The first `count` dimensions joined where that is the same walk for all operands."""
-    from opennki.execute.program import joined
-
     tables = [*walk.tiles, *walk.preds, *walk.indices]
     shape, strides = joined(walk.shape[:count], [t[:count] for t in tables])
     strides = [s + t[count:] for s, t in zip(strides, tables, strict=True)]

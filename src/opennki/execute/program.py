@@ -10,6 +10,7 @@ from typing import Any
 from opennki.execute import abi
 from opennki.execute.assemble import elementwise, uop
 from opennki.execute.record import Sym, Unsupported, strides_of
+from opennki.execute.shapes import joined
 from opennki.execute.unfold import unfolded
 from opennki.execute.values import converted, dtype_number, effort, folds_of, in_order, integer, leaves
 from opennki.isa.scalar import SCALAR
@@ -179,26 +180,6 @@ def _special(program: Program, out: Sym, value: Sym) -> Made | None:
         down.x_dtype, down.d_dtype, down.fn = program.dtype(x.source), program.dtype(out.source), abi.FUNCTIONS[value.name]
         return abi.K_PFOLD, down, [x.source, out.source], x.shape
     return None
-
-
-def joined(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """The shape and strides with neighbouring dimensions joined where that is the same walk for all of them."""
-    sizes: list[int] = []
-    walks: list[list[int]] = [[] for _ in strides]
-    for axis, n in enumerate(shape):
-        if n == 1:
-            continue
-        if sizes and all(w[-1] == s[axis] * n for w, s in zip(walks, strides, strict=True)):
-            sizes[-1] *= n
-            for w, s in zip(walks, strides, strict=True):
-                w[-1] = s[axis]
-        else:
-            sizes.append(n)
-            for w, s in zip(walks, strides, strict=True):
-                w.append(s[axis])
-    if not sizes:
-        return (1,), [(0,) for _ in strides]
-    return tuple(sizes), [tuple(w) for w in walks]
 
 
 # ---- elementwise ----------------------------------------------------------------------------------------------------

@@ -106,3 +106,23 @@ def joined_shape(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...]:
     for n, a in zip(shape, axes or (-1,) * len(shape), strict=True):
         out += [size for size, _ in a] if isinstance(a, tuple) else [n]
     return tuple(out)
+
+
+def joined(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """The shape and strides with neighbouring dimensions joined where that is the same walk for all of them."""
+    sizes: list[int] = []
+    walks: list[list[int]] = [[] for _ in strides]
+    for axis, n in enumerate(shape):
+        if n == 1:
+            continue
+        if sizes and all(w[-1] == s[axis] * n for w, s in zip(walks, strides, strict=True)):
+            sizes[-1] *= n
+            for w, s in zip(walks, strides, strict=True):
+                w[-1] = s[axis]
+        else:
+            sizes.append(n)
+            for w, s in zip(walks, strides, strict=True):
+                w.append(s[axis])
+    if not sizes:
+        return (1,), [(0,) for _ in strides]
+    return tuple(sizes), [tuple(w) for w in walks]
