@@ -19,6 +19,7 @@ import neuronxcc.nki as nki
 import neuronxcc.nki.distributed as dist
 import neuronxcc.nki.language as nl
 import neuronxcc.nki.nccl as nccl
+from neuronxcc.nki._private.private_api import cc_div
 import neuronxcc.nki.typing as nt
 from opennki import settings
 from opennki.bind import failures
@@ -102,6 +103,25 @@ def test_the_bits_are_those_of_launch(wrap):
     wanted = opennki.launch(mixed, N, lambda r: (parts()[r],))
     for i, value in enumerate(got):
         np.testing.assert_array_equal(value, np.concatenate([one[i] for one in wanted]))
+
+
+@nki.jit(platform_target="trn2")
+def by_ring(x):
+    out = nl.ndarray((N, *x.shape), dtype=x.dtype, buffer=nl.shared_hbm)
+    moving = nl.ndarray((2, *x.shape), dtype=x.dtype, buffer=nl.shared_hbm)
+    nl.store(moving[0], nl.load(x))
+    rows, columns = nl.mgrid[0 : x.shape[0], 0 : x.shape[1]]
+    for i in nl.sequential_range(N):
+        tile = nl.load(moving[0, rows, columns])
+        nl.store(out[cc_div(i, 1, [list(range(N))]), rows, columns], value=tile)
+        nccl.collective_permute_implicit(dst=moving[1], src=moving[0])
+        nl.store(moving[0], nl.load(moving[1]))
+    return out
+
+
+def test_places_in_a_ring():
+    got = jax.jit(sharded(by_ring, out=P("d")))(X)
+    np.testing.assert_array_equal(got, np.tile(X.reshape(N, 8, 16), (N, 1, 1)))
 
 
 def test_pmap():

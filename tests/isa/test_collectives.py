@@ -71,6 +71,7 @@ def test_copies():
     assert c.core_sendrecv(send_to_rank=1, recv_from_rank=0, src=x[:1], dst=None) is x[0]
     assert c.rank_send(src=x[:1], peer_id=0) == ()
     assert c.rank_recv(dst=None, peer_id=0, src=x[2:]) is x[2]
+    assert c.rank_ring_place(dst=None, steps=3, found=x[:1]) is x[0]
     np.testing.assert_array_equal(c.rank_ring_reduce(dst=None, src=x[:1], src1=x[1:2], op="maximum"), np.maximum(x[0], x[1]))
 
 
@@ -84,6 +85,8 @@ def test_who_meets_whom():
     assert meets["rank_all_gather"]({}, (3, 0), WORLD).group == tuple((r, 0) for r in range(6))
     ring = meets["rank_ring"](groups, (5, 0), WORLD)
     assert (ring.gives, ring.takes) == (((3, 0),), ((1, 0),))
+    places = [meets["rank_ring_place"]({**groups, "steps": n, "per_step": 2}, (5, 0), WORLD) for n in (0, 1, 2, 3, 4, 6)]
+    assert [one.found for one in places] == [0, 0, 2, 2, 1, 0] and not any(one.group or one.gives or one.takes for one in places)
     pairs = meets["rank_permute"]({"source_target_pairs": ((0, 1), (1, 2))}, (1, 2), WORLD)
     assert (pairs.gives, pairs.takes) == (((2, 2),), ((0, 2),))
     assert meets["rank_send"]({"peer_id": (1, 2, 3, 4, 5, 0)}, (5, 0), WORLD).gives == ((0, 0),)
@@ -98,6 +101,7 @@ def test_who_meets_whom():
     [
         ("rank_all_reduce", {"replica_groups": ((0, 1),)}, "rank 3 is in none"),
         ("rank_all_reduce", {"replica_groups": ((3, 6),)}, "names rank 6 and there are 6"),
+        ("rank_ring_place", {"replica_groups": ((0, 1),), "steps": 0, "per_step": 1}, "rank 3 is in none"),
         ("rank_permute", {"source_target_pairs": ((0, 7),)}, "names rank 7"),
         ("rank_send", {"peer_id": 6}, "peer_id=6 of 6"),
         ("rank_recv", {"peer_id": (0, 1)}, "a table of 2 for 6"),
@@ -147,6 +151,9 @@ F = ((8, 4), "float32")
         ("rank_permute", {"src": F, "dst": F, "source_target_pairs": ((0, 1), (2, 1))}, NkiValueError, "target twice"),
         ("rank_permute", {"src": F, "dst": F, "source_target_pairs": (1, 2)}, NkiTypeError, "pairs of ranks"),
         ("rank_ring", {"src": F, "dst": F, "channel_id": 2, "num_channels": 2}, NkiValueError, "channel_id=2"),
+        ("rank_ring_place", {"dst": ((1, 1), "int32"), "per_step": 0}, NkiValueError, "num_channels=0"),
+        ("rank_ring_place", {"dst": ((1, 4), "int32")}, NkiTypeError, "int32 tile"),
+        ("rank_ring_place", {"dst": ((1, 1), "float32")}, NkiTypeError, "int32 tile"),
         ("rank_ring_reduce", {"src": F, "src1": ((4, 4), "float32"), "dst": F, "op": "add"}, NkiValueError, "one shape"),
         ("core_sendrecv", {"src": F, "dst": ((8, 5), "float32"), "send_to_rank": 0, "recv_from_rank": 0}, NkiValueError, "one shape"),
         ("rank_broadcast", {"src": F, "dst": ((8, 4), "int32")}, NkiTypeError, "keeps the dtype"),

@@ -12,7 +12,7 @@ import neuronxcc.nki as nki
 import neuronxcc.nki.distributed as dist
 import neuronxcc.nki.language as nl
 import neuronxcc.nki.nccl as nccl
-from neuronxcc.nki._private.private_api import sendrecv
+from neuronxcc.nki._private.private_api import cc_div, sendrecv
 from opennki.ir.parse import from_text
 from opennki.ir.print import to_text
 from opennki.errors import NkiError, NkiTypeError, NkiValueError
@@ -151,6 +151,45 @@ def test_orders_and_threads_change_nothing(order, threads):
         for step in range(1, 8):
             want = want + x[(r - step) % 8]
         np.testing.assert_array_equal(got[r], want)
+
+
+@nki.jit
+def round_the_ring(x, groups, dynamic):
+    """An all-gather by the ring of a group: what a step brings is stored where it belongs, in two channels."""
+    steps, half = len(groups[0]), x.shape[0] // 2
+    out = nl.ndarray((steps, 2, half, x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
+    buffers = nl.ndarray((2, 2, half, x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
+    rows, columns = nl.mgrid[0:half, 0:x.shape[1]]
+    for channel in nl.affine_range(2):
+        nl.store(buffers[0, channel], nl.load(x[channel * half + rows, columns]))
+
+    def step(at):
+        for channel in nl.static_range(2):
+            tile = nl.load(buffers[0, channel, rows, columns])
+            place = cc_div(at * 2 + channel, 2, groups)
+            nl.store(out[place, channel, rows, columns], value=tile)
+            nccl.collective_permute_implicit(dst=buffers[1, channel], src=buffers[0, channel], replica_groups=groups,
+                                             channel_id=channel, num_channels=2)  # fmt: skip
+            nl.store(buffers[0, channel], nl.load(buffers[1, channel]))
+
+    if dynamic:
+        for i in nl.sequential_range(steps):
+            step(i)
+    else:
+        for i in range(steps):
+            step(i)
+    return out
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("groups", [[[0, 1, 2, 3, 4, 5]], [[4, 0, 2], [1, 5, 3]]])
+@pytest.mark.parametrize("checks", ["full", "off"])
+def test_places_in_a_ring(groups, dynamic, checks):
+    x = inputs(6)
+    got = opennki.launch(round_the_ring, 6, lambda r: (x[r], groups, dynamic), checks=checks)
+    for group in groups:
+        for rank in group:
+            np.testing.assert_array_equal(got[rank].reshape(-1, x[0].shape[1]), np.concatenate([x[r] for r in group]))
 
 
 def test_arrays_that_are_written_change_on_success_alone():

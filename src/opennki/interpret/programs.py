@@ -178,6 +178,9 @@ class Exchange:
             exc.loc = wait.loc or UNKNOWN
             raise
         brought = Brought.of(wait)
+        if meeting.found is not None:
+            known = {"found": np.full((1, 1), meeting.found, np.int32)}
+            return [Job([wait], [member], [0], [replace(brought, operands=known, dtypes={"found": "int32"})], (member,))], []
         site = (wait.instr.op, os.path.basename(brought.loc.file), brought.loc.line)
         if meeting.group:
             return self._group(member, brought, meeting, (*site, meeting.group)), []

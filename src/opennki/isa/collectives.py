@@ -16,7 +16,7 @@ import numpy as np
 
 from opennki.errors import NkiTypeError, NkiValueError
 from opennki.isa import cost, meeting, topology
-from opennki.isa.declare import ANYWHERE, INTS, Affine, Array, Attr, In, Mask, Op, Out, instruction
+from opennki.isa.declare import ANYWHERE, INTS, ON_CHIP, Affine, Array, Attr, In, Mask, Op, Out, instruction
 from opennki.isa.reduce import reduce_list
 from opennki.isa.scalar import SCALAR
 
@@ -283,6 +283,25 @@ def rank_ring_reduce(*, dst: Dst, src: Src, src1: Src, op: Reduction, replica_gr
     rank_all_reduce.
     """
     return reduce_list([src[0], src1[0]], op)
+
+
+def _check_place(c: Any, target: Any) -> None:
+    check_groups(c.replica_groups)
+    if c.per_step < 1:
+        raise NkiValueError(f"num_channels={c.per_step}", operand="num_channels", rule="a ring has one channel or more")
+    if tuple(c.dst.shape) != (1, 1) or c.dst.dtype != "int32":
+        raise NkiTypeError(f"dst is {tuple(c.dst.shape)} {c.dst.dtype}", operand="dst", rule="a position is an int32 tile (1, 1)")
+
+
+@collective(meeting.place_in_ring, source="api_legacy: _private.private_api.cc_div", raw=True, check=_check_place)
+def rank_ring_place(*, dst: T[Array, Out("*", ON_CHIP)], steps: T[int, Affine()], per_step: T[int, Attr((int,))] = 1,
+                    replica_groups: Groups = (), **known: Any) -> Array:
+    """dst = the position in the group of the rank whose data this one holds after steps // per_step steps of rank_ring.
+
+    dst: int32 (1, 1) in SBUF or PSUM. After no step it is the position of the rank itself, after one that of its predecessor. Waits for
+    nobody. Cost as in rank_all_reduce.
+    """
+    return np.asarray(known["found"][0])
 
 
 @collective(meeting.to_peer, nccl="send", raw=True)

@@ -29,12 +29,14 @@ class World:
 @dataclass(frozen=True, slots=True)
 class Meeting:
     """What an instruction needs to be complete. `group`: all of it comes together, in this order. Else `gives` names the receivers and
-    `takes` the senders of letters; `address` marks letters that instructions of different kinds exchange, "" those of one source line."""
+    `takes` the senders of letters; `address` marks letters that instructions of different kinds exchange, "" those of one source line.
+    `found`: what the member learns of its own place in the run, for which it waits for nobody; the body gets it as the operand `found`."""
 
     group: tuple[Member, ...] = ()
     gives: tuple[Member, ...] = ()
     takes: tuple[Member, ...] = ()
     address: str = ""
+    found: int | None = None
 
 
 Meets = Callable[[Mapping[str, Any], Member, World], Meeting]
@@ -103,6 +105,12 @@ def ranks_in_ring(attributes: Mapping[str, Any], me: Member, world: World) -> Me
     return Meeting(gives=((group[(at + 1) % len(group)], me[1]),), takes=((group[at - 1], me[1]),))
 
 
+def place_in_ring(attributes: Mapping[str, Any], me: Member, world: World) -> Meeting:
+    """The position in the group of the rank whose data has come to this one after `steps` // `per_step` steps around the ring."""
+    group = group_of(attributes.get("replica_groups"), me[0], world.ranks)
+    return Meeting(found=(group.index(me[0]) - int(attributes["steps"]) // int(attributes["per_step"])) % len(group))
+
+
 def ranks_in_pairs(attributes: Mapping[str, Any], me: Member, world: World) -> Meeting:
     """Letters by (source, target) pairs of ranks."""
     pairs = attributes["source_target_pairs"]
@@ -139,4 +147,4 @@ def from_peer(attributes: Mapping[str, Any], me: Member, world: World) -> Meetin
     return Meeting(takes=(_peer(attributes, me, world),), address="send")
 
 
-BETWEEN_RANKS: frozenset[Meets] = frozenset({ranks_in_groups, ranks_in_ring, ranks_in_pairs, to_peer, from_peer})
+BETWEEN_RANKS: frozenset[Meets] = frozenset({ranks_in_groups, ranks_in_ring, place_in_ring, ranks_in_pairs, to_peer, from_peer})

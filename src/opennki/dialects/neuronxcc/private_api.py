@@ -9,7 +9,9 @@ from typing import Any
 
 from opennki.dialects.neuronxcc._later import later
 from opennki.dialects.neuronxcc._missing import missing
+from opennki.lang.create import ndarray
 from opennki.lang.emit import call
+from opennki.lang.tensor import Tensor
 
 _M = "neuronxcc.nki._private.private_api"
 
@@ -37,7 +39,19 @@ def sendrecv(send_to_rank: Any, recv_from_rank: Any, src: Any, dst: Any, pipe_id
 do_while = later(_M, "do_while", "A loop with a condition that is known at run time.")
 row_tiled_mm_kernel = later(_M, "row_tiled_mm_kernel", "Matrix multiplication, tiled by rows.")
 column_tiled_mm_kernel = later(_M, "column_tiled_mm_kernel", "Matrix multiplication, tiled by columns.")
-cc_div = later(_M, "cc_div", "Division of ranks for collectives.")
+
+
+def cc_div(numerator: Any, num_channels: int, replica_groups: Any = ()) -> Tensor:
+    """The position in its group of the rank whose data this one holds at step numerator // num_channels of a ring of
+    collective_permute_implicit: its own position at step 0, that of its predecessor at step 1.
+
+    numerator: the step times num_channels, and the channel; may be an expression of loop indices. num_channels: the channels of the ring.
+    replica_groups: lists of ranks of one size, none for all ranks. Returns an int32 tile (1, 1) in SBUF, which indexes a tensor.
+    """
+    dst = ndarray((1, 1), dtype="int32", buffer="sbuf")
+    call("rank_ring_place", (), {"dst": dst, "steps": numerator, "per_step": num_channels, "replica_groups": replica_groups})
+    return dst
+
 
 __all__ = ["cc_div", "column_tiled_mm_kernel", "core_barrier", "do_while", "row_tiled_mm_kernel", "sendrecv"]
 __getattr__ = missing(_M)
