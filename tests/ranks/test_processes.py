@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -81,6 +82,20 @@ def test_an_error_of_one_rank_ends_all(at):
     with pytest.raises(NkiValueError, match=rf"rank {at}: peer_id=9") as caught:
         run("wrong", at, processes=3)
     assert "test_processes.py:" in str(caught.value)
+
+
+def test_an_error_that_comes_when_all_else_is_done(monkeypatch):
+    """The first process has ended its ranks and waits for the others; it must not go on before it knows what their message says."""
+    failed = schedule.Scheduler.failed
+
+    def late(self, member, error):
+        if member[0] < 0:
+            time.sleep(0.3)
+        failed(self, member, error)
+
+    monkeypatch.setattr(schedule.Scheduler, "failed", late)
+    with pytest.raises(NkiValueError, match="rank 5: peer_id=9"):
+        run("wrong", 5, processes=3)
 
 
 def test_a_process_that_is_killed_is_named(monkeypatch):

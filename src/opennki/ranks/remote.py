@@ -56,7 +56,7 @@ class Run:
         self.gone: set[int] = set()  # peers that have said goodbye
         self.lock = threading.Condition()
         self.queued = 0  # bytes
-        self.stopped = False
+        self.stopping = self.stopped = False  # an error has come; the scheduler has it
         self.senders: list[threading.Thread] = []
         self.receivers: list[threading.Thread] = []
         self.scheduler: Scheduler | None = None
@@ -116,7 +116,7 @@ class Run:
     def fail(self, error: BaseException) -> None:
         """Tell the others why this process stops; also where another one has told it, as they may see first that this one is gone."""
         with self.lock:
-            self.stopped = True
+            self.stopping = self.stopped = True
             self.lock.notify_all()
         self._everyone({"kind": "failed", **_of_error(error)}, last=True)
         until = time.monotonic() + FLUSH_SECONDS
@@ -180,14 +180,17 @@ class Run:
             self._stop(exc if isinstance(exc, NkiError) else NkiParseError(f"a message of process {peer} that is not understood: {exc!r}"))
 
     def _stop(self, error: NkiError) -> bool:
-        """End this process's part of the run; False where that has been done."""
+        """End this process's part of the run; False where that has been done. Who waits for the others goes on after the scheduler has the
+        error, not before: without one it would take the run for a success."""
         with self.lock:
-            if self.stopped:
+            if self.stopping:
                 return False
-            self.stopped = True
-            self.lock.notify_all()
+            self.stopping = True
         assert self.scheduler is not None
         self.scheduler.failed((-1, 0), error)
+        with self.lock:
+            self.stopped = True
+            self.lock.notify_all()
         return True
 
     def _handle(self, peer: int, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
