@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opennki import jit
+from opennki.dialects.neuronxcc import isa as nisa
 from opennki.dialects.neuronxcc import language as nl
 from opennki.ir.affine import Affine, Var, variable
 from opennki.ir.nodes import Access, Alloc, Dim
@@ -125,3 +126,56 @@ def test_a_tensor_that_is_also_used_as_bytes_raises_no_false_alarm():
     want[:, 8] = 7
     got = jit(kernel, mode="simulation", platform_target="trn1").simulate(x, y, checks="full")
     np.testing.assert_array_equal(got, want)
+
+
+def test_a_write_that_every_iteration_repeats_is_none_of_several():
+    """The same bytes from a tensor that the loop leaves alone; not where the data, its source or another writer differs by iteration."""
+    def repeated(x):
+        out = nl.ndarray((128, 4), np.float32, buffer=nl.shared_hbm)
+        spare = nl.ndarray((128, 4), np.float32, buffer=nl.private_hbm)
+        for i in nl.affine_range(4):
+            nisa.dma_copy(dst=spare, src=x)
+            nl.store(out[:, nl.ds(i, 1)], nl.load(x[:, nl.ds(i, 1)]))
+        nl.store(out, nl.load(spare))
+        return out
+
+    def other_data(x):
+        spare = nl.ndarray((128, 1), np.float32, buffer=nl.shared_hbm)
+        for i in nl.affine_range(4):
+            nisa.dma_copy(dst=spare, src=x[:, nl.ds(i, 1)])
+        return spare
+
+    def own_source(x):
+        spare = nl.ndarray((128, 1), np.float32, buffer=nl.shared_hbm)
+        for i in nl.affine_range(4):
+            nl.store(spare, nl.load(x[:, nl.ds(i, 1)]) * 2.0)
+        return spare
+
+    def changing_source(x):
+        out = nl.ndarray((128, 4), np.float32, buffer=nl.shared_hbm)
+        spare = nl.zeros((128, 4), np.float32, buffer=nl.sbuf)
+        for i in nl.affine_range(4):
+            nl.store(out, spare)
+            spare[:, nl.ds(i, 1)] = nl.load(x[:, nl.ds(i, 1)])
+        return out
+
+    def two_writers(x):
+        out = nl.ndarray((128, 4), np.float32, buffer=nl.shared_hbm)
+        for i in nl.affine_range(4):
+            nisa.dma_copy(dst=out, src=x)
+            nisa.dma_copy(dst=out[:, nl.ds(i, 1)], src=x[:, nl.ds(0, 1)])
+        return out
+
+    def random(x):
+        out = nl.ndarray((128, 4), np.float32, buffer=nl.sbuf)
+        for i in nl.affine_range(4):
+            out[...] = nl.rand((128, 4))
+        total = nl.ndarray((128, 4), np.float32, buffer=nl.shared_hbm)
+        nl.store(total, out)
+        return total
+
+    x = np.random.default_rng(0).standard_normal((128, 4)).astype(np.float32)
+    assert not findings(repeated, x).problems
+    np.testing.assert_array_equal(jit(repeated, mode="simulation", platform_target="trn1").simulate(x, checks="full"), x)
+    for wrong in (other_data, own_source, changing_source, two_writers, random):
+        assert any("err_unexpected_output_dependencies" in str(e) for _, e in findings(wrong, x).problems), wrong.__name__

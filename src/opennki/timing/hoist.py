@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from opennki.ir.affine import Affine, Var
-from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, IndexTile, Instr, Kernel, PredTile, Stmt, statements
+from opennki.ir.affine import Var
+from opennki.ir.nodes import Alloc, DoWhile, For, If, Instr, Kernel, Stmt, statements
 from opennki.ir.verify import accesses, call_view
 from opennki.isa.declare import ISA
+from opennki.trace.independence import depends, used_by
 
 
 def folded(stmts: list[Stmt]) -> list[Stmt]:
@@ -133,7 +134,7 @@ def _fixed(instr: Instr, var: Var, writers: dict[Alloc, int], local: set[Any]) -
             made += 1
             if read or access.alloc not in local or writers.get(access.alloc) != 1 or not access.alloc.on_chip:
                 return False
-    return made == 1 and not any(_uses(value, var) for value in instr.operands)
+    return made == 1 and not any(used_by(value, var) for value in instr.operands)
 
 
 def repeated_axes(kernel: Kernel) -> list[int]:
@@ -153,24 +154,7 @@ def repeated_axes(kernel: Kernel) -> list[int]:
         return []
     guards = [s.pred for s in statements(kernel.body) if isinstance(s, If)]
     return [axis for axis, var in enumerate(kernel.grid)
-            if var.hi > 0 and not any(var in p.expr.variables() for p in guards) and not any(_depends(i, var) for i in instrs)]
-
-
-def _depends(instr: Instr, var: Var) -> bool:
-    return (any(var in p.expr.variables() for p in instr.mask) or any(_uses(v, var) for v in instr.operands)
-            or any(var in dim.base.variables() for a, _, _ in accesses(instr) for dim in a.dims))
-
-
-def _uses(value: Any, var: Var) -> bool:
-    if isinstance(value, Access):
-        return any(var in p.expr.variables() for p in value.mask)
-    if isinstance(value, Affine):
-        return var in value.variables()
-    if isinstance(value, IndexTile):
-        return var in value.base.variables()
-    if isinstance(value, PredTile):
-        return any(var in p.expr.variables() for p in value.preds)
-    return isinstance(value, tuple) and any(_uses(v, var) for v in value)
+            if var.hi > 0 and not any(var in p.expr.variables() for p in guards) and not any(depends(i, var) for i in instrs)]
 
 
 def in_order_of_need(stmts: list[Stmt]) -> list[Stmt]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from opennki.errors import Loc, NkiError, make
 from opennki.ir.affine import Affine, Var
-from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, Instr, Kernel, Stmt, statements
+from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, IndexTile, Instr, Kernel, PredTile, Stmt, statements
 from opennki.ir.verify import accesses, describe, reads_of
 from opennki.isa import dtypes
 from opennki.isa.declare import ISA
@@ -127,6 +128,25 @@ def update_of(instr: Instr, access: Access) -> str:
     return "fold" if operator in _ANY_SIDE or (first and operator in _LEFT_SIDE) else "step"
 
 
+def depends(instr: Instr, var: Var) -> bool:
+    """Whether a loop index or program id stands in an instruction: in its mask, an operand, or the place of one."""
+    return (any(var in p.expr.variables() for p in instr.mask) or any(used_by(v, var) for v in instr.operands)
+            or any(var in dim.base.variables() for a, _, _ in accesses(instr) for dim in a.dims))
+
+
+def used_by(value: Any, var: Var) -> bool:
+    """Whether a loop index or program id stands in an operand, apart from the places of tiles."""
+    if isinstance(value, Access):
+        return any(var in p.expr.variables() for p in value.mask)
+    if isinstance(value, Affine):
+        return var in value.variables()
+    if isinstance(value, IndexTile):
+        return var in value.base.variables()
+    if isinstance(value, PredTile):
+        return any(var in p.expr.variables() for p in value.preds)
+    return isinstance(value, tuple) and any(used_by(v, var) for v in value)
+
+
 def check(kernel: Kernel) -> Findings:
     """What can be said about the independence of a kernel's iterations and programs before it runs."""
     found = Findings()
@@ -135,13 +155,16 @@ def check(kernel: Kernel) -> Findings:
     grid = [v for v in kernel.grid if v.hi > 0]
     groups: dict[tuple[Alloc, Var], list[_Touch]] = {}
     of_programs: dict[Alloc, list[_Touch]] = {}
+    writes: list[tuple[_Touch, list[Var]]] = []
     for touch, variables in _touches(kernel.body, [], frozenset(), counts, shared if grid else set(), {}):
         for var in variables:
             groups.setdefault((touch.access.alloc, var), []).append(touch)
         if touch.access.alloc in shared:
             of_programs.setdefault(touch.access.alloc, []).append(touch)
         if touch.writes:
-            _write(touch, variables + grid if touch.update and touch.access.alloc in shared else variables, kernel, counts, found)
+            writes.append((touch, variables + grid if touch.update and touch.access.alloc in shared else variables))
+    for touch, variables in writes:
+        _write(touch, [v for v in variables if not _repeats(touch, v, groups)], kernel, counts, found)
     for (alloc, var), touches in groups.items():
         _reads(alloc, var, touches, counts, found)
     if grid:
@@ -184,6 +207,22 @@ def _touches(body: list[Stmt], loops: list[For], guards: frozenset[Var], counts:
             inner = guards.union(stmt.pred.expr.variables())
             yield from _touches(stmt.then, loops, inner, counts, shared, depth)
             yield from _touches(stmt.orelse, loops, inner, counts, shared, depth)
+
+
+def _repeats(touch: _Touch, var: Var, groups: dict[tuple[Alloc, Var], list[_Touch]]) -> bool:
+    """Whether every value of a loop index writes the same data to the same place, which is as good as writing it once: nothing that the
+    instruction says depends on the index, no iteration writes what it reads, and no other instruction writes there."""
+    instr, decl = touch.instr, ISA[touch.instr.op]
+    if touch.update or var.kind != "loop" or decl.random or decl.suspends or var in touch.guarded or depends(instr, var):
+        return False
+    if any(other.writes and other.instr is not instr for other in groups[touch.access.alloc, var]):
+        return False
+    for access, is_read, _ in accesses(instr):
+        if is_read and access.alloc.kind not in ("register", "constant"):
+            there = groups.get((access.alloc, var))
+            if there is None or any(other.writes for other in there):  # made in the loop, or written there
+                return False
+    return True
 
 
 def _write(touch: _Touch, variables: list[Var], kernel: Kernel, counts: dict[Var, int], found: Findings) -> None:
