@@ -48,7 +48,7 @@ LATER = (
     ]
     + [
         (private_api, n)
-        for n in ("do_while", "row_tiled_mm_kernel", "column_tiled_mm_kernel", "cc_div")
+        for n in ("row_tiled_mm_kernel", "column_tiled_mm_kernel")
     ]
 )
 

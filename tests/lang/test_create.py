@@ -181,6 +181,22 @@ def test_flag_lifts_the_rule_of_shared_hbm():
     close(kernel.simulate(X), X)
 
 
+def test_flag_of_a_callee_lifts_the_rule_in_its_body_alone():
+    flag = "skip-non-top-level-shared-hbm-check"
+    inner = kernel_of(lambda x: nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm), experimental_flags=flag)
+
+    def kernel(x, again):
+        spare, out = inner(x), nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nl.store(spare, nl.load(x))
+        nl.store(out, nl.load(spare))
+        if again:
+            in_loop(x)
+        return out
+
+    close(run(kernel, X, False), X)
+    fails("err_shared_hbm_must_in_kernel_level", kernel, X, True)
+
+
 def test_large_psum_tile_is_a_warning():
     with pytest.warns(NkiWarning, match="bank"):
         run(made(lambda x: nl.ndarray((128, 513), nl.float32, buffer=nl.psum)), X)

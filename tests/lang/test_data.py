@@ -11,7 +11,7 @@ from opennki.dialects.neuronxcc import isa as nisa
 from opennki.dialects.neuronxcc import iterators
 from opennki.dialects.neuronxcc import language as nl
 
-from .harness import BF16, FLOATS, FP16, FP32, INTS, close, fails, ops, run, sample, tiles
+from .harness import BF16, FLOATS, FP16, FP32, INTS, close, fails, kernel_of, ops, run, sample, tiles
 
 pytestmark = pytest.mark.oracle
 
@@ -171,6 +171,68 @@ def test_matmul_of_psum_operands_and_operand_masks():
     np.testing.assert_allclose(
         tiles(masked, a, b), a[:, :20].astype(np.float64) @ b[:20].astype(np.float64), atol=1e-5
     )
+
+
+@pytest.mark.parametrize("checks", ["full", "off"])
+@pytest.mark.parametrize("n", [16, 64])
+def test_a_mask_of_a_matmul_may_be_that_of_the_stationary_operand(n, checks):
+    """A row mask counts the columns of the product; but one that the stationary operand has itself, and one that only that operand is as
+    wide as, counts those of the stationary operand, which are the rows of the product."""
+    a, b = sample((128, 40), FP32, 19, -1, 1), sample((128, n), FP32, 20, -1, 1)
+
+    def kernel(a, b):
+        out = nl.ndarray((48, n), a.dtype, buffer=nl.shared_hbm)
+        weights, moving = nl.load(a), nl.load(b)
+        for i in nl.affine_range(3):
+            column = nl.arange(16)[None, :] + 16 * i
+            stationary = weights[nl.arange(128)[:, None], column]
+            acc = nl.zeros((16, n), np.float32, buffer=nl.psum)
+            acc[...] += nisa.nc_matmul(
+                stationary[column < 40] if n == 16 else stationary, moving, mask=column < 40
+            )
+            nl.store(out[nl.arange(16)[:, None] + 16 * i, nl.arange(n)[None, :]], acc)
+        return out
+
+    want = np.zeros((48, n))
+    want[:40] = a.T.astype(np.float64) @ b
+    np.testing.assert_allclose(kernel_of(kernel).simulate(a, b, checks=checks), want, atol=1e-4)
+
+
+@pytest.mark.parametrize("checks", ["full", "off"])
+def test_what_an_operand_leaves_out_of_the_sum_the_other_does_not_bring(checks):
+    """Rows of the contraction beyond the mask of one operand are unwritten in the other: they take no part."""
+    a, b = sample((80, 32), FP32, 21, -1, 1), sample((80, 64), FP32, 22, -1, 1)
+
+    def kernel(a, b, left):
+        out = nl.ndarray((32, 64), a.dtype, buffer=nl.shared_hbm)
+        x, y = (nl.ndarray((nl.par_dim(128), n), a.dtype, buffer=nl.sbuf) for n in (32, 64))
+        x[0:80], y[0:80] = nl.load(a), nl.load(b)
+        row = nl.arange(128)[:, None]
+        inside = -row + 79 >= 0
+        x, y = x[row, nl.arange(32)[None, :]], y[row, nl.arange(64)[None, :]]
+        nl.store(out, nisa.nc_matmul(x[inside], y) if left else nisa.nc_matmul(x, y[inside]))
+        return out
+
+    for left in (False, True):
+        got = kernel_of(kernel).simulate(a, b, left, checks=checks)
+        np.testing.assert_allclose(got, a.T.astype(np.float64) @ b, atol=1e-4)
+
+
+def test_a_condition_on_an_operand_is_one_of_the_instruction():
+    x = sample((4, 16, 8), FP32, 23)
+
+    def kernel(x):
+        out = nl.ndarray((4, 8, 16), x.dtype, buffer=nl.shared_hbm)
+        turned = nl.zeros((8, 16), x.dtype)
+        for i in nl.sequential_range(4):
+            rows, columns = nl.arange(16)[:, None], nl.arange(8)[None, :]
+            turned[...] = nl.load_transpose2d(x[i + 1, rows, columns][i < 3])
+            nl.store(out[i], turned)
+        return out
+
+    want = [*x[1:].transpose(0, 2, 1), x[3].T]
+    for checks in ("full", "off"):
+        np.testing.assert_array_equal(kernel_of(kernel).simulate(x, checks=checks), want)
 
 
 def test_matmul_of_a_partly_loaded_tile():

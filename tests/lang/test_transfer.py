@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from opennki.dialects.neuronxcc import isa as nisa
 from opennki.dialects.neuronxcc import language as nl
 
-from .harness import BF16, FLOATS, FP16, FP32, INTS, close, fails, ops, run, sample
+from .harness import BF16, FLOATS, FP16, FP32, INTS, close, fails, kernel_of, ops, run, sample
 
 pytestmark = pytest.mark.oracle
 
@@ -221,6 +222,63 @@ def test_load_transpose2d(dtype, shape):
         return out
 
     close(run(kernel, x), x.T)
+
+
+def test_load_transpose2d_at_a_runtime_offset():
+    x = sample((40, 8), FP32, 16)
+
+    def kernel(x, at):
+        out = nl.ndarray((8, 16), x.dtype, buffer=nl.shared_hbm)
+        rows, columns = nl.arange(16)[:, None], nl.arange(8)[None, :]
+        nl.store(out, nl.load_transpose2d(x[rows + nl.load(at) * 4, columns]))
+        return out
+
+    for checks in ("full", "off"):
+        for start in (0, 6):
+            close(kernel_of(kernel).simulate(x, np.array([[start]], np.int32), checks=checks), x[4 * start : 4 * start + 16].T)
+        with pytest.raises(IndexError):
+            kernel_of(kernel).simulate(x, np.array([[7]], np.int32), checks=checks)
+
+
+@pytest.mark.parametrize("checks", ["full", "fast", "off"])
+def test_rows_outside_are_left_out(checks):
+    """mode=oob_mode.skip of nl.load and nl.store: rows whose index is outside keep what was there."""
+    table = sample((20, 6), FP32, 17)
+    index = np.array([[3], [-1], [19], [20], [7]], np.int32)
+
+    def kernel(table, index):
+        out = nl.ndarray((20, 6), table.dtype, buffer=nl.shared_hbm)
+        got = nl.ndarray((5, 6), table.dtype, buffer=nl.shared_hbm)
+        at, columns = nl.load(index), nl.arange(6)[None, :]
+        nl.store(out, nl.zeros((20, 6), table.dtype))
+        rows = nl.ndarray((2, nl.par_dim(5), 6), table.dtype, buffer=nl.sbuf)
+        for i in nl.affine_range(2):
+            rows[i, 0:5, 0:6] = nisa.memset((5, 6), value=-4.0, dtype=table.dtype)
+            rows[i, nl.arange(5)[:, None], columns] = nl.load(table[at, columns], mode=nisa.oob_mode.skip)
+        nl.store(got, rows[1])
+        nl.store(out[at, columns], rows[0], mode=nisa.oob_mode.skip)
+        return got, out
+
+    got, out = kernel_of(kernel).simulate(table, index, checks=checks)
+    good = [0, 2, 4]
+    want, left = np.full((5, 6), -4.0), np.zeros((20, 6))
+    want[good] = left[index[good, 0]] = table[index[good, 0]]
+    close(got, want)
+    close(out, left)
+    for way in ("load", "store"):
+
+        def strict(table, index, way=way):
+            out = nl.ndarray((20, 6), table.dtype, buffer=nl.shared_hbm)
+            at, columns = nl.load(index), nl.arange(6)[None, :]
+            nl.store(out, nl.load(table))
+            if way == "load":
+                nl.store(out[0:5], nl.load(table[at, columns]))
+            else:
+                nl.store(out[at, columns], 1.0)
+            return out
+
+        with pytest.raises(IndexError):
+            kernel_of(strict).simulate(table, index, checks=checks)
 
 
 def test_errors():

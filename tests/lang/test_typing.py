@@ -7,9 +7,12 @@ import pytest
 
 from opennki.dialects.neuronxcc import language as nl
 from opennki.dialects.neuronxcc import typing as nt
+from opennki.dialects.neuronxcc.private_api import do_while
 from opennki.dialects.neuronxcc.typing import tensor
 
-from .harness import FP32, close, fails, run, sample
+from opennki.errors import NkiError
+
+from .harness import FP32, close, fails, kernel_of, run, sample
 
 X = sample((16, 8))
 WIDTH = 8
@@ -169,6 +172,59 @@ def test_do_while():
         return out
 
     assert run(kernel, np.array([[10]], np.int32)).item() == 55
+
+
+def counted(n, values, space=nl.hbm):
+    """The sum of the first elements of values, as many as the loop runs; n: after how many it ends."""
+    out = nl.ndarray((2, 1), nl.int32, buffer=nl.shared_hbm)
+    cond, index = nl.ndarray((1, 1), np.uint8, buffer=space), nl.ndarray((1, 1), np.int32, buffer=nl.hbm)
+    total = nl.zeros((1, 1), nl.int32)
+    nl.store(index, nl.zeros((1, 1), nl.int32))
+    with do_while(cond):
+        i = nl.load(index)
+        total += nl.load(values[i])
+        i = nl.add(i, 1)
+        nl.store(index, i)
+        more = nl.less(i, nl.load(n), dtype=np.uint8)
+        if space is nl.hbm:
+            nl.store(cond, more)
+        else:
+            cond[...] = nl.copy(more)
+        nl.store(out[0:1], total)
+        nl.store(out[1:2], i)
+        return out
+
+
+@pytest.mark.parametrize("checks", ["full", "fast", "off"])
+@pytest.mark.parametrize("space", [nl.hbm, nl.sbuf], ids=lambda s: str(s))
+def test_do_while_of_a_tensor(space, checks):
+    values = np.arange(1, 9, dtype=np.int32)[:, None] ** 2
+    for n, rounds in ((0, 1), (1, 1), (5, 5), (8, 8)):
+        kernel = kernel_of(lambda n, values: counted(n, values, space))
+        got = kernel.simulate(np.array([[n]], np.int32), values, checks=checks)
+        np.testing.assert_array_equal(got[:, 0], [values[:rounds].sum(), rounds])
+    with pytest.raises(IndexError):  # the condition never ends the loop: the index runs out of the values
+        kernel.simulate(np.array([[100]], np.int32), values, checks=checks)
+
+
+def test_errors_of_do_while():
+    fails("", lambda x: do_while(nl.load(x)), X)
+    fails("", lambda x: do_while(True), X)
+
+    def within(x):
+        cond = nl.zeros((1, 1), np.uint8)
+        with do_while(cond):
+            tile = nl.load(x)
+        return stored(tile)
+
+    def broken(x):
+        with do_while(nl.zeros((1, 1), np.uint8)):
+            nl.load(x[400:500])
+
+    fails("err_local_variable_used_out_of_scope", within, X)
+    fails("err_tensor_access_out_of_bound", broken, X)
+    with pytest.raises(NkiError, match="eager"):
+        kernel_of(counted).simulate(np.array([[2]], np.int32), np.ones((8, 1), np.int32), eager=True)
 
 
 def test_reading_outside_at_run_time_is_an_error():

@@ -216,7 +216,9 @@ class View:
         if 0 in shape:
             return np.ones(shape, np.uint8)
         if self.dynamic is not None:
-            return machine.shadows[self.slot][self.dynamic.flat(machine, lo, hi)[0]]  # type: ignore[no-any-return]
+            where, inside = self.dynamic.flat(machine, lo, hi)
+            found: Array = machine.shadows[self.slot][where]
+            return found if inside is None else np.where(inside, found, np.uint8(1))  # nothing is read of rows that are left out
         return self.element_view(machine.shadows[self.slot], machine, lo, hi)
 
     def element_view(self, table: Array, machine: Any, lo: tuple[int, ...], hi: tuple[int, ...]) -> Array:

@@ -220,6 +220,15 @@ def accesses(instr: Instr) -> Iterator[tuple[Access, bool, bool]]:
         yield from ((d, True, False) for d in access.dynamic())
 
 
+def leaves_out(instr: Instr) -> bool:
+    """True where an instruction may leave elements of its tiles as they are: those that a mask excludes, and rows whose runtime index is
+    outside of the tensor under oob_mode.skip."""
+    if instr.mask:
+        return True
+    place = ISA[instr.op].index.get("oob_mode")
+    return place is not None and bool(instr.operands[place]) and any(any(True for _ in a.dynamic()) for a, _, _ in accesses(instr))
+
+
 def iteration_shape(decl: Instruction, instr: Instr) -> tuple[int, ...]:
     """The shape of an instruction's iteration space, which its mask counts: of the operand that the declaration names, else of the first
     tile written, else of the first one read."""

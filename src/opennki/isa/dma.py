@@ -113,8 +113,8 @@ def _check_dma_transpose(c: Any, target: Any) -> None:
             why="its dimensions are those of src, and more than two are not mapped to the result",
             fix="slice src instead of masking it")
     dims = getattr(c.src, "dims", ())
-    if any(d.dyn is not None for d in dims) and target.generation < 3:
-        raise make("err_indirect_indices_are_not_supported_with_nki_api", "src has a runtime index", operand="src",
+    if any(d.dyn is not None and d.dyn.size > 1 for d in dims) and target.generation < 3:
+        raise make("err_indirect_indices_are_not_supported_with_nki_api", "an index tile names the rows of src", operand="src",
                    fix="gather with nl.load or nisa.dma_copy first; trn2 and later gather while they transpose")
     _check_dge(c, target)
 
@@ -131,11 +131,11 @@ def dma_transpose(src: T[Array, In("P F*", _BULK, indirect=True)], *,
                   dge_mode: T[enums.dge_mode, _DGE] = enums.dge_mode.unknown, **kwargs: Any) -> Array:
     """Transposes a tile while it is moved into SBUF: the first and the last dimension of src change places.
 
-    src: HBM or SBUF, 2 to 4 dimensions; rows named at run time by a [N, 1] tile from trn2. axes: (1, 0), (2, 1, 0) or (3, 1, 2, 0), by
-    default the one for the dimensions of src. Result: src.transpose(axes) in SBUF, so the last dimension of
-    src is at most 128; dtype of src unless dtype is given; bits are kept where the dtype is. dge_mode: hwdge
-    from trn2. mask (2 dimensions) counts those of src. Cost: bytes / (0.9 of the sustained DMA rate from HBM,
-    0.5 of it from SBUF).
+    src: HBM or SBUF, 2 to 4 dimensions, indexed at run time by one element, or from trn2 by a [N, 1] tile.
+    axes: (1, 0), (2, 1, 0) or (3, 1, 2, 0), by default the one for the dimensions of src. Result:
+    src.transpose(axes) in SBUF, so the last dimension of src is at most 128; dtype of src unless dtype is given;
+    bits are kept where the dtype is. dge_mode: hwdge from trn2. mask (2 dimensions) counts those of src. Cost:
+    bytes / (0.9 of the sustained DMA rate from HBM, 0.5 of it from SBUF).
     """
     return src.transpose(_axes(src, axes))
 

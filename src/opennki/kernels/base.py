@@ -139,16 +139,25 @@ class TraceKernel:
                 "err_nested_kernel_with_spmd_grid",
                 f"{self.func_name}[{self.grid}] is called inside a kernel",
             )
+        outer = builder.options.get("experimental_flags", frozenset())
         builder.depth += 1
+        builder.options["experimental_flags"] = outer | self.flags  # in its own body, and in what that calls
         try:
             return self.func(*args, **kwargs)
         finally:
             builder.depth -= 1
+            builder.options["experimental_flags"] = outer
 
     @property
     def old_style(self) -> bool:
         """True where outputs are parameters that the kernel writes, and it need not return them."""
         return self.mode == "trace" or self.kwargs.get("kernel_return") is False
+
+    @property
+    def flags(self) -> frozenset[str]:
+        """The experimental flags of the decorator."""
+        flags = self.kwargs.get("experimental_flags", "")
+        return frozenset(f.strip() for f in str(flags).split(",") if f.strip())
 
     def platform_target(self) -> str | None:
         """The target that the call names; None where the process decides."""
@@ -163,7 +172,6 @@ class TraceKernel:
             target, fallback = targets.detect()
             name = target.name
         sizes, cores = normalise_grid(self.grid) if self.grid is not None else ((), ())
-        flags = self.kwargs.get("experimental_flags", "")
         forced = getattr(self.kwargs.get(COMPILE_OPTS), "allocator", "auto") == "forced"
         return Options(
             target,
@@ -171,7 +179,7 @@ class TraceKernel:
             fallback,
             sizes,
             cores,
-            frozenset(f.strip() for f in str(flags).split(",") if f.strip()),
+            self.flags,
             self.old_style,
             {FORCE_AUTO: True} if forced else {},
         )

@@ -6,6 +6,7 @@ error points at the user's line), result tiles are made, and the statement is ap
 from __future__ import annotations
 
 import enum
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -23,14 +24,15 @@ from opennki.isa.enums import ENGINE_NAMES, engine
 from opennki.lang import view
 from opennki.lang.index import Condition, Mask
 from opennki.lang.index import Index as IndexExpr
+from opennki.lang.masks import aligned, contracted, mask_preds
 from opennki.lang.ranges import Grid
-from opennki.lang.tensor import Tensor, align
+from opennki.lang.tensor import Tensor
 
 
 class Form:
     """What of a declaration does not change from call to call: the operands of arguments that are not given, and where things are."""
 
-    __slots__ = ("decl", "defaults", "dtype", "positional", "registers", "required", "spread", "variadic")
+    __slots__ = ("decl", "defaults", "dtype", "masked", "positional", "registers", "required", "spread", "variadic")
 
     def __init__(self, decl: Instruction) -> None:
         self.decl = decl
@@ -39,6 +41,7 @@ class Form:
         self.variadic = any(p.kind is p.VAR_KEYWORD for p in decl.signature.parameters.values())
         self.registers = tuple([(i, p.spec.engine) for i, p in enumerate(decl.params) if isinstance(p.spec, Register)])
         self.spread = tuple([i for i, p in enumerate(decl.params) if isinstance(p.spec, Tile) and p.spec.spread])
+        self.masked = sum(isinstance(p.spec, Tile) and p.spec.operand_mask for p in decl.params)
         self.dtype: str | None = None
         self.defaults = tuple([None if p.required else self._default(p) for p in decl.params])
 
@@ -134,22 +137,6 @@ def _affine(value: Any, what: str) -> Any:
     return _constant(value)
 
 
-def mask_preds(mask: Any) -> tuple[tuple[Pred, ...], int] | None:
-    """(predicates, rank) of a mask argument; None for no mask; an always-false mask has one false predicate."""
-    if mask is None or mask is True:
-        return None
-    if isinstance(mask, Mask):
-        return mask.preds, len(mask.shape)
-    if isinstance(mask, Condition):
-        preds = mask.as_preds()
-        if preds is not None:
-            return preds, 0
-        mask = bool(mask)
-    if isinstance(mask, (bool, np.bool_)):
-        return None if mask else ((Pred(aff.constant(-1)),), 0)
-    raise make("err_unsupported_expression_in_mask", f"mask is {mask.describe() if isinstance(mask, Tensor) else repr(mask)}")
-
-
 def dtype_name(value: Any) -> str:
     """Canonical name of a dtype argument."""
     try:
@@ -175,13 +162,14 @@ def engine_name(value: Any, decl: Instruction) -> str:
 class Arguments:
     """The arguments of one call as operands, bound one by one."""
 
-    __slots__ = ("bounds", "builder", "decl", "dtype", "engine", "loc", "mask", "operands", "partitions")
+    __slots__ = ("bounds", "builder", "decl", "dtype", "engine", "loc", "mask", "operands", "partitions", "under")
 
     def __init__(self, form: Form, builder: Builder, loc: int) -> None:
         self.decl, self.builder, self.loc = form.decl, builder, loc
         self.operands: list[Any] = list(form.defaults)
         self.bounds: list[tuple[Tensor, str]] = []
-        self.mask: Any = None
+        self.mask: Any = None  # what was passed
+        self.under: tuple[Pred, ...] = ()  # conditions on operands, t[i < n], that narrow the whole instruction
         self.dtype = form.dtype
         self.engine = ""
         self.partitions = 1
@@ -210,6 +198,9 @@ class Arguments:
             if value.access.alloc.id in self.builder.turned and "psum" not in spec.spaces and not spec.writes:
                 value = _in_sbuf(value)
             access = tile_access(value, f"{self.decl.name}: {name}", self.builder)
+            if access.mask and not spec.operand_mask and not any(any(p.strides) for p in access.mask):
+                self.under += access.mask
+                access = replace(access, mask=())
             if access.shape and access.shape[0] > self.partitions:
                 self.partitions = access.shape[0]
             if value.bounds:
@@ -230,7 +221,7 @@ class Arguments:
 
     def _plumbing(self, kind: str, value: Any) -> None:
         if kind == "mask":
-            self.mask = mask_preds(value)
+            self.mask = value
         elif kind == "dtype":
             self.dtype = None if value is None else dtype_name(value)
         elif kind == "engine":
@@ -238,6 +229,8 @@ class Arguments:
 
     def finish(self, form: Form) -> tuple[Any, ...]:
         """The operands, with registers and broadcast vectors."""
+        if form.masked > 1:
+            contracted(self.decl, self.operands)
         if len(form.spread) > 1:
             _spread(form.spread, self.operands)
         for i, file in form.registers:
@@ -259,7 +252,7 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], into: Tensor 
     for argument, value in given.items():
         bound.bind(argument, value)
     frozen = bound.finish(form)
-    mask, dtype, engine, bounds = bound.mask, bound.dtype, bound.engine, bound.bounds
+    dtype, engine, bounds = bound.dtype, bound.engine, bound.bounds
     where = builder.loc(loc)
     check_operands(decl, frozen, builder.target, engine, where, dtype)
     call_info = call_view(decl, frozen, engine, dtype)
@@ -268,10 +261,10 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], into: Tensor 
         call_info.engine = engine
     _check_explicit(decl, frozen, engine, builder, where)
     iteration = _iteration_shape(decl, call_info, frozen)
-    given_mask = _aligned_mask(mask, iteration)
+    given_mask = aligned(decl, bound.operands, bound.mask, bound.under, call_info, iteration)
     preds = builder.undecided(given_mask, iteration)
     for value, what in bounds:
-        if given_mask or builder.guarded:
+        if given_mask or builder.guarded or value.access.mask:
             continue
         view.outside(value.bounds, value.name, f"{name}: {what}, {value.describe()}", where)
     results = _results(decl, call_info, builder, dtype, into, loc, where)
@@ -373,13 +366,6 @@ def _iteration_shape(decl: Instruction, info: Any, operands: tuple[Any, ...]) ->
         if isinstance(p.spec, Tile) and p.spec.writes and isinstance(value, Access):
             return value.shape
     return next((v.shape for v in operands if isinstance(v, Access)), ())
-
-
-def _aligned_mask(mask: tuple[tuple[Pred, ...], int] | None, iteration: tuple[int, ...]) -> tuple[Pred, ...]:
-    if mask is None:
-        return ()
-    preds, rank = mask
-    return tuple(align(p, rank, len(iteration)) for p in preds)
 
 
 def _result_mask(decl: Instruction, info: Any, preds: tuple[Pred, ...], shape: tuple[int, ...]) -> tuple[Pred, ...]:

@@ -234,3 +234,33 @@ class RuntimeScalar:
             from opennki.lang.emit import tile_access
             return builder.while_test(False, tile_access(value, "condition", builder))  # type: ignore[attr-defined,no-any-return]
         return builder.while_test(bool(value), None)  # type: ignore[attr-defined,no-any-return]
+
+
+class Repeat:
+    """What do_while returns: the statements under `with` are the body of the loop."""
+
+    def __init__(self, cond: Any) -> None:
+        from opennki.lang.tensor import Tensor
+        if not isinstance(cond, Tensor) or cond.size != 1:
+            what = cond.describe() if isinstance(cond, Tensor) else type(cond).__name__
+            raise NkiTypeError(f"do_while of {what}", rule="the condition is a tensor of one element, which the body writes",
+                               fix="cond = nl.ndarray((1, 1), dtype=np.uint8, buffer=nl.hbm) before the loop")
+        self.cond = cond
+
+    def __enter__(self) -> None:
+        current().open_repeat()  # type: ignore[attr-defined]
+
+    def __exit__(self, kind: Any, error: Any, place: Any) -> None:
+        from opennki.lang.emit import tile_access
+        builder = current()
+        builder.close_repeat(tile_access(self.cond, "condition", builder) if kind is None else None)  # type: ignore[attr-defined]
+
+
+def do_while(cond: Any) -> Repeat:
+    """A loop that is repeated while a tensor says so: `with do_while(cond): ...` runs the body, and again as long as the element of `cond`
+    is not zero afterwards, as the body stores it there. The body runs at least once.
+
+    cond: a tensor of one element in HBM, SBUF or PSUM, made before the loop. The body is traced once: a `return` inside returns from the
+    kernel after the loop, and what it makes is gone afterwards.
+    """
+    return Repeat(cond)

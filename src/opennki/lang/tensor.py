@@ -139,10 +139,11 @@ class Tensor:
         return self._basic(keys)
 
     def _masked(self, keys: tuple[Any, ...]) -> Tensor:
-        if len(keys) != 1 or not isinstance(keys[0], Mask):
+        found = keys[0].preds if isinstance(keys[0], Mask) else keys[0].as_preds() if isinstance(keys[0], Condition) else None
+        if len(keys) != 1 or found is None:
             raise make("err_unsupported_expression_in_mask", "a mask beside other indices")
         rank = len(self.shape)
-        preds = tuple(align(p, len(keys[0].shape), rank) for p in keys[0].preds)
+        preds = tuple(align(p, len(keys[0].shape) if isinstance(keys[0], Mask) else 0, rank) for p in found)
         a = self.access
         return Tensor(Access(a.alloc, a.dtype, a.dims, a.shape, a.view, a.mask + preds), self.block, self.bounds, self.mask)
 

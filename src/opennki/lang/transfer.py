@@ -13,6 +13,7 @@ from opennki.errors import NkiTypeError, NkiValueError, make
 from opennki.ir.build import current
 from opennki.ir.nodes import Access
 from opennki.isa import scalar
+from opennki.isa.enums import oob_mode
 from opennki.lang import ops, view
 from opennki.lang.emit import call, dtype_name, mask_preds
 from opennki.lang.tensor import Tensor, align
@@ -69,12 +70,13 @@ def _check_partitions(shape: tuple[int, ...], what: str) -> None:
         )
 
 
-def load(src: Any, mask: Any = None, dtype: Any = None) -> Tensor:
+def load(src: Any, mask: Any = None, dtype: Any = None, mode: Any = oob_mode.error) -> Tensor:
     """A new SBUF tile with the elements of an HBM tensor or index; (n, 1) for one dimension, (1, 1) for
     one element.
 
-    Elements outside of the mask stay undefined. Raises err_unsupported_memory,
-    err_num_partition_exceed_arch_limit, err_indirect_indices_free_dim.
+    Elements outside of the mask stay undefined, and with mode=oob_mode.skip rows whose runtime index is
+    outside. Raises err_unsupported_memory, err_num_partition_exceed_arch_limit,
+    err_indirect_indices_free_dim.
     """
     src = need_hbm(src, "nl.load: src")
     _check_indirect(src, "nl.load")
@@ -83,7 +85,7 @@ def load(src: Any, mask: Any = None, dtype: Any = None) -> Tensor:
     kind = access.dtype if dtype is None else dtype_name(dtype)
     builder = current()
     tile = Tensor.of(builder.alloc(access.shape, kind, "sbuf", temporary=True))
-    call("dma_copy", (), {"dst": tile, "src": Tensor(access, 0, src.bounds), "mask": mask})
+    call("dma_copy", (), {"dst": tile, "src": Tensor(access, 0, src.bounds), "mask": mask, "oob_mode": mode})
     found = mask_preds(mask)
     if found is not None:
         preds, rank = found
@@ -91,7 +93,7 @@ def load(src: Any, mask: Any = None, dtype: Any = None) -> Tensor:
     return tile
 
 
-def store(dst: Any, value: Any, mask: Any = None) -> None:
+def store(dst: Any, value: Any, mask: Any = None, mode: Any = oob_mode.error) -> None:
     """Write a tile or a number to an HBM tensor or index, cast to its dtype and broadcast to its shape.
 
     Raises err_unsupported_memory, err_store_dst_shape_smaller_than_other_shape,
@@ -103,10 +105,10 @@ def store(dst: Any, value: Any, mask: Any = None) -> None:
         one = call("memset", ((1, 1), ops.plain_number(value), dst.access.dtype), {})
         access = _two_dims(dst.access)
         source = Tensor(view.broadcast(view.reshape(one.access, (1,) * len(access.shape)), access.shape))
-        call("dma_copy", (), {"dst": Tensor(access, 0, dst.bounds), "src": source, "mask": mask})
+        call("dma_copy", (), {"dst": Tensor(access, 0, dst.bounds), "src": source, "mask": mask, "oob_mode": mode})
         return
     target, source = _source(dst, value, "nl.store", mask)
-    call("dma_copy", (), {"dst": target, "src": source, "mask": mask})
+    call("dma_copy", (), {"dst": target, "src": source, "mask": mask, "oob_mode": mode})
 
 
 def _source(dst: Tensor, value: Any, api: str, mask: Any) -> tuple[Tensor, Tensor]:
@@ -141,7 +143,7 @@ def _source(dst: Tensor, value: Any, api: str, mask: Any) -> tuple[Tensor, Tenso
 
 def load_transpose2d(src: Any, mask: Any = None, dtype: Any = None) -> Tensor:
     """A new SBUF tile (n, m) from an HBM tensor or index (m, n), n at most 128. The mask counts the
-    dimensions of src.
+    dimensions of src. A runtime index of one element shifts src; an index tile that names rows is refused.
     """
     src = need_hbm(src, "nl.load_transpose2d: src")
     if len(src.shape) != 2:
@@ -150,10 +152,10 @@ def load_transpose2d(src: Any, mask: Any = None, dtype: Any = None) -> Tensor:
             f"nl.load_transpose2d of {len(src.shape)} dimensions, expected 2",
             operand=src.describe(),
         )
-    if any(True for _ in src.access.dynamic()):
+    if any(index.size > 1 for index in src.access.dynamic()):
         raise make(
             "err_indirect_indices_are_not_supported_with_nki_api",
-            "nl.load_transpose2d of a runtime index",
+            "nl.load_transpose2d of rows that an index tile names",
             operand=src.describe(),
         )
     _check_partitions(src.shape[::-1], "the tile of nl.load_transpose2d")

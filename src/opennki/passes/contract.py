@@ -3,7 +3,8 @@
 Kernels declare block tensors such as `(16, 4, par_dim(128), 512)` and address them as `t[i, j, ...]` with the indices of the loops
 around. Where every access has the same loop index in a dimension, an iteration of that loop meets only its own slice: the dimension shrinks
 to one and the tensor moves into the loop. Memory falls from the logical size to what is alive, and stays in the cache. Values and checks
-are the same.
+are the same. A loop around it, inside of which the tensor lives on, comes back to a slice: that has to be written anew each time before it
+is read.
 """
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from opennki.ir.affine import Affine, Var
 from opennki.ir.nodes import Access, Alloc, Dim, DoWhile, For, If, Instr, Kernel, Stmt, statements, whole
 from opennki.ir.verify import accesses
 from opennki.isa.declare import ISA
-from opennki.passes.initialised import covers_all
+from opennki.passes.initialised import covers_all, read_first
 
 SMALLEST = 1 << 18  # elements below which it is not worth while
 _ZERO = Affine()
@@ -29,6 +30,7 @@ def contracted(kernel: Kernel, smallest: int = SMALLEST, direct: bool = True) ->
     depth: dict[Var, int] = {}
     fills = _fills(kernel.body)
     _collect(kernel.body, uses, depth, 0, {f for f in fills.values() if f is not None})
+    nests = _Nests(kernel.body)
     plans: dict[Alloc, Contraction] = {}
     for alloc, dims in uses.items():
         own = {k: v for k, v in dims.items() if v is not None and alloc.shape[k] > 1}
@@ -40,7 +42,9 @@ def contracted(kernel: Kernel, smallest: int = SMALLEST, direct: bool = True) ->
         home = max(own.values(), key=lambda v: depth[v])
         new = replace(alloc, shape=shape)
         fill = fills.get(alloc)
-        plans[alloc] = Contraction(new, own, home, fill, None if fill is None else _refill(fill, new))
+        plan = Contraction(new, own, home, fill, None if fill is None else _refill(fill, new))
+        if not nests.carries(alloc, plan):
+            plans[alloc] = plan
     if not plans:
         return kernel
     dropped = {p.fill for p in plans.values() if p.fill is not None}
@@ -57,6 +61,34 @@ class Contraction:
     home: Var
     fill: Instr | None
     refill: Instr | None
+
+
+class _Nests:
+    """Which loops are around what."""
+
+    def __init__(self, body: list[Stmt]) -> None:
+        self.around: dict[Alloc | Var, tuple[For | DoWhile, ...]] = {}
+        self._walk(body, ())
+
+    def _walk(self, body: list[Stmt], loops: tuple[For | DoWhile, ...]) -> None:
+        for stmt in body:
+            if isinstance(stmt, Alloc):
+                self.around[stmt] = loops
+            elif isinstance(stmt, For):
+                self.around[stmt.var] = (*loops, stmt)
+                self._walk(stmt.body, (*loops, stmt))
+            elif isinstance(stmt, DoWhile):
+                self._walk(stmt.body, (*loops, stmt))
+            elif isinstance(stmt, If):
+                self._walk(stmt.then, loops)
+                self._walk(stmt.orelse, loops)
+
+    def carries(self, alloc: Alloc, plan: Contraction) -> bool:
+        """Whether an iteration of the loop that the tensor moves into may read what an earlier one left in the same slice."""
+        loops, own = self.around[plan.home], set(plan.own.values())
+        if all(isinstance(loop, For) and (loop.var in own or loop.trips < 2) for loop in loops[len(self.around[alloc]):]):
+            return False
+        return plan.new in read_first(_rewrite(loops[-1].body, {alloc: plan}, set()), {plan.new})
 
 
 def _fills(body: list[Stmt]) -> dict[Alloc, Instr | None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from opennki.ir.affine import Var
 from opennki.ir.nodes import Access, Alloc, DoWhile, For, If, Instr, Kernel, Stmt, statements
-from opennki.ir.verify import accesses
+from opennki.ir.verify import accesses, leaves_out
 from opennki.isa import dtypes
 
 
@@ -34,7 +34,7 @@ def _computed_from(kernel: Kernel, found: set[Alloc]) -> set[Alloc]:
             continue
         touched = list(accesses(stmt))
         out = [a.alloc for a, _, w in touched if w and a.alloc.kind == "local" and a.alloc.on_chip]
-        if stmt.mask:
+        if leaves_out(stmt):
             partial.update(a for a in out if a in found)
         edges.append(([a.alloc for a, r, _ in touched if r], out))
     spread = True
@@ -72,6 +72,16 @@ def _scan(body: list[Stmt], proven: set[Alloc]) -> None:
             _scan(stmt.then, proven)
             _scan(stmt.orelse, proven)
     proven |= wanted  # no statement reads them before it has written them itself, as where all of it is under one branch
+
+
+def read_first(body: list[Stmt], wanted: set[Alloc]) -> set[Alloc]:
+    """Those of some tensors of which a body may read what it has not written before."""
+    found: set[Alloc] = set()
+    for stmt in body:
+        reads, now, later = _effects(stmt, (), wanted)
+        found |= reads
+        wanted = wanted - reads - now - later
+    return found
 
 
 Effects = tuple[set[Alloc], set[Alloc], set[Alloc]]
@@ -116,7 +126,7 @@ def _sequence(body: list[Stmt], loops: tuple[For, ...], wanted: set[Alloc]) -> E
                 # in a loop, a read of just the part that this iteration has written is fine
                 if _key(access) not in written.get(alloc, ()):
                     reads.add(alloc)
-            elif is_written and not stmt.mask:
+            elif is_written and not leaves_out(stmt):
                 if all(d.dyn is None for d in access.dims):
                     written.setdefault(alloc, set()).add(_key(access))
                 if access.is_whole:
@@ -138,7 +148,7 @@ def partly_written(kernel: Kernel) -> set[Alloc]:
 
     def walk(body: list[Stmt], loops: tuple[For, ...]) -> None:
         for stmt in body:
-            if isinstance(stmt, Instr) and not stmt.mask:
+            if isinstance(stmt, Instr) and not leaves_out(stmt):
                 complete.update([a.alloc for a, _, w in accesses(stmt) if w and a.alloc in outputs and covers_all(a, loops, trips)])
             elif isinstance(stmt, For) and stmt.trips > 0:
                 walk(stmt.body, (*loops, stmt))

@@ -233,10 +233,7 @@ class Tracer(Builder):
             if cond is None:
                 raise NkiValueError("the condition of a runtime while loop is a constant at its end",
                                     rule="the condition is recomputed in the body: cond = nt.scalar(tile)")
-            self.pop()
-            top.record.open = False
-            body = [*top.record.allocs.values(), *merge.flatten(top.nodes)]
-            self.nodes.append(DoWhile(body, cond, self.here()))
+            self.close_repeat(cond)
             return False
         if cond is not None:
             is_while = self.loc(self.here()).source().startswith("while")
@@ -244,10 +241,24 @@ class Tracer(Builder):
                        "the truth of a runtime scalar is needed")
         if not entered:
             return False
+        self.open_repeat(key)
+        return True
+
+    def open_repeat(self, key: Any = None) -> None:
+        """Begin the body of a do-while loop."""
+        if self.eager is not None:
+            raise NkiValueError("a loop with a condition that is known at run time", rule="eager mode runs each statement once",
+                                fix="run without eager")
         record = Record("while")
         record.registry["key"] = key
         self.push(record, [])
-        return True
+
+    def close_repeat(self, cond: Access | None) -> None:
+        """End the body of a do-while loop; without a condition, as what raised an error in the body ends it."""
+        top = self.pop()
+        top.record.open = False
+        if cond is not None:
+            self.nodes.append(DoWhile([*top.record.allocs.values(), *merge.flatten(top.nodes)], cond, self.here()))
 
     # ---- whole kernels -------------------------------------------------------------------------------------------------------
     def run(self, body: Callable[[], Any]) -> tuple[list[Any], list[Any]]:

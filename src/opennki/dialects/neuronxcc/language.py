@@ -16,6 +16,7 @@ import numpy as np
 
 from opennki.dialects.neuronxcc._missing import missing
 from opennki.isa import dtypes
+from opennki.isa.enums import oob_mode as _oob_mode
 from opennki.lang import create, data, loops, memory, reduce, transfer
 from opennki.lang import loop_reduce as _loop_reduce
 from opennki.lang.data import bfp16, fp32, tile_size  # noqa: F401
@@ -184,17 +185,21 @@ def transpose(x: Any, *, dtype: Any = None, mask: Any = None, **kwargs: Any) -> 
 
 # ---- moving data ----
 def load(src: Any, *, mask: Any = None, dtype: Any = None, **kwargs: Any) -> Tensor:
-    """A new SBUF tile with the elements of an HBM tensor or index of it, at most 128 rows."""
+    """A new SBUF tile with the elements of an HBM tensor or index of it, at most 128 rows. mode (undocumented): what an index outside
+    the tensor does, nisa.oob_mode.error or skip, which leaves the row undefined.
+    """
+    mode = kwargs.pop("mode", _oob_mode.error)
     check_extra("nl.load", kwargs)
-    return transfer.load(src, mask, dtype)
+    return transfer.load(src, mask, dtype, mode)
 
 
 def store(dst: Any, value: Any, *, mask: Any = None, **kwargs: Any) -> None:
     """Write a tile (SBUF or PSUM) or a number to an HBM tensor or index of it; the value is cast, and
-    broadcast up.
+    broadcast up. mode (undocumented): what an index outside the tensor does, nisa.oob_mode.error or skip, which leaves the row out.
     """
+    mode = kwargs.pop("mode", _oob_mode.error)
     check_extra("nl.store", kwargs)
-    transfer.store(dst, value, mask)
+    transfer.store(dst, value, mask, mode)
 
 
 def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None, **kwargs: Any) -> Tensor:

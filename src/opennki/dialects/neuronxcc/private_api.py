@@ -11,6 +11,7 @@ from opennki.dialects.neuronxcc._later import later
 from opennki.dialects.neuronxcc._missing import missing
 from opennki.lang.create import ndarray
 from opennki.lang.emit import call
+from opennki.lang.loops import do_while
 from opennki.lang.tensor import Tensor
 
 _M = "neuronxcc.nki._private.private_api"
@@ -36,7 +37,6 @@ def sendrecv(send_to_rank: Any, recv_from_rank: Any, src: Any, dst: Any, pipe_id
                                "mask": mask})  # fmt: skip
 
 
-do_while = later(_M, "do_while", "A loop with a condition that is known at run time.")
 row_tiled_mm_kernel = later(_M, "row_tiled_mm_kernel", "Matrix multiplication, tiled by rows.")
 column_tiled_mm_kernel = later(_M, "column_tiled_mm_kernel", "Matrix multiplication, tiled by columns.")
 
