@@ -107,11 +107,11 @@ def dma_copy(*, dst: Tensor, src: Tensor, mask: Any = None, dst_rmw_op: Any = No
 def dma_transpose(src: Tensor, *, axes: Any = None, mask: Any = None, dtype: Any = None, dge_mode: Any = ..., **kwargs: Any) -> Tensor:
     """Transposes a tile while it is moved into SBUF: the first and the last dimension of src change places.
 
-    src: HBM or SBUF, 2 to 4 dimensions; rows named at run time by a [N, 1] tile from trn2. axes: (1, 0), (2, 1, 0) or (3, 1, 2, 0), by
-    default the one for the dimensions of src. Result: src.transpose(axes) in SBUF, so the last dimension of
-    src is at most 128; dtype of src unless dtype is given; bits are kept where the dtype is. dge_mode: hwdge
-    from trn2. mask (2 dimensions) counts those of src. Cost: bytes / (0.9 of the sustained DMA rate from HBM,
-    0.5 of it from SBUF).
+    src: HBM or SBUF, 2 to 4 dimensions, indexed at run time by one element, or from trn2 by a [N, 1] tile.
+    axes: (1, 0), (2, 1, 0) or (3, 1, 2, 0), by default the one for the dimensions of src. Result:
+    src.transpose(axes) in SBUF, so the last dimension of src is at most 128; dtype of src unless dtype is given;
+    bits are kept where the dtype is. dge_mode: hwdge from trn2. mask (2 dimensions) counts those of src. Cost:
+    bytes / (0.9 of the sustained DMA rate from HBM, 0.5 of it from SBUF).
     """
 
 

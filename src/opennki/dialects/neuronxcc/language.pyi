@@ -220,7 +220,9 @@ def less_equal(x: Any, y: Any, *, dtype: Any = ..., mask: Any = None, **kwargs: 
 
 
 def load(src: Any, *, mask: Any = None, dtype: Any = None, **kwargs: Any) -> Tensor:
-    """A new SBUF tile with the elements of an HBM tensor or index of it, at most 128 rows."""
+    """A new SBUF tile with the elements of an HBM tensor or index of it, at most 128 rows. mode (undocumented): what an index outside
+    the tensor does, nisa.oob_mode.error or skip, which leaves the row undefined.
+    """
 
 
 def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None, **kwargs: Any) -> Tensor:
@@ -434,7 +436,7 @@ def static_range(*args: Any) -> range:
 
 def store(dst: Any, value: Any, *, mask: Any = None, **kwargs: Any) -> None:
     """Write a tile (SBUF or PSUM) or a number to an HBM tensor or index of it; the value is cast, and
-    broadcast up.
+    broadcast up. mode (undocumented): what an index outside the tensor does, nisa.oob_mode.error or skip, which leaves the row out.
     """
 
 
