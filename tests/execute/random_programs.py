@@ -7,6 +7,7 @@ do read elements that nobody has written now and then, which the reference finds
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from opennki.errors import NkiError
@@ -46,6 +47,7 @@ class Programs:
         self.vars: list[Var] = []
         self.top = self.scopes[0][0]
         self.left = self.r.randint(1, 14)
+        self.again = seed % 3 == 2
 
     # ---- parts -------------------------------------------------------------------------------------------------------------
     def rare(self, chance: float) -> bool:
@@ -428,12 +430,44 @@ class Programs:
         loop.body.append(Instr("tensor_scalar", (whole(count),), (whole(count), "subtract", 1, False, None, None, False, None, None, None)))
         body.append(loop)
 
+    def repeated(self, body: list[Stmt]) -> None:
+        """Instructions again after themselves, at other places of their tensors: lowering makes them by the template of the first one."""
+        made: list[Stmt] = []
+        seen: list[Instr] = []
+        for stmt in body:
+            made.append(stmt)
+            if isinstance(stmt, For):
+                self.repeated(stmt.body)
+            elif isinstance(stmt, If):
+                self.repeated(stmt.then)
+                self.repeated(stmt.orelse)
+            elif isinstance(stmt, Instr):
+                seen.append(stmt)
+                made += [self.moved(self.r.choice(seen[-8:])) for _ in range(self.r.choice((0, 0, 1, 3, 6)))]
+        body[:] = made
+
+    def moved(self, instr: Instr) -> Instr:
+        def place(value: Any) -> Any:
+            if not isinstance(value, Access) or not self.rare(0.5):
+                return value
+            dims = []
+            for dim, size in zip(value.dims, value.view_shape, strict=True):
+                reach = [s * (n - 1) for s, n in zip(dim.strides, value.shape, strict=True)]
+                low, high = -sum(min(0, x) for x in reach), size - 1 - sum(max(0, x) for x in reach)
+                free = dim.dyn is None and not dim.base.terms and low <= high
+                dims.append(replace(dim, base=Affine(self.r.randint(low, high))) if free else dim)
+            return replace(value, dims=tuple(dims))
+
+        return replace(instr, results=tuple(map(place, instr.results)), operands=tuple(map(place, instr.operands)))
+
     def kernel(self) -> Kernel:
         r = self.r
         grid = tuple(Var(f"g{i}", 0, r.choice((1, 2, 3, 4)) - 1, "pid") for i in range(r.choice((0, 0, 0, 1, 1, 2))))
         self.vars = list(grid)
         while self.left > 0:
             self.statements(r.randint(1, 6))
+        if self.again:
+            self.repeated(self.top)
         for alloc in self.scopes[0][1]:
             if alloc.on_chip:
                 self.keep(alloc)

@@ -7,6 +7,7 @@ A call that goes over an iteration space with one stride per operand and dimensi
 from __future__ import annotations
 
 import ctypes as C
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -35,6 +36,7 @@ class Call:
     instrs: tuple[Instr, ...] = ()  # what it computes
     whole: bool = False  # the mask decides whether it runs, and narrows nothing
     places: tuple[int, int] = (0, 0)  # of a product: places of each operand that is packed once and kept, see execute.keep
+    sources: list[tuple[int, int]] = field(default_factory=list)  # what it was made from: number of each operand, and bytes into it
 
     @property
     def size(self) -> int:
@@ -71,14 +73,38 @@ class Space:
     stores: frozenset[int]
 
 
+def known(call: Call, key: Any, make: Callable[[], Any]) -> Any:
+    """What `make` says of the descriptor of a call, by a key: calls that are alike share descriptors, which never change. Masks count."""
+    found = call.what.__dict__.setdefault("known", {})
+    key = key, bool(call.clips), bool(call.bounds)
+    if key not in found:
+        found[key] = make()
+    return found[key]
+
+
+def _with(call: Call, addresses: list[tuple[Affine, int]], descriptor: tuple[Any, Strides]) -> Call:
+    """A call at other addresses, with another descriptor and shape."""
+    made = Call.__new__(Call)
+    made.__dict__.update(call.__dict__, addresses=addresses, what=descriptor[0], shape=descriptor[1])
+    return made
+
+
+def _descriptor(call: Call | None) -> tuple[Any, Strides] | None:
+    return None if call is None else (call.what, call.shape)
+
+
 def space(call: Call) -> Space | None:
     """The iteration space of a call, None where it is opaque."""
+    if call.kind not in (abi.K_COPY, abi.K_EW):
+        return None
+    return known(call, "space", lambda: _space(call))  # type: ignore[no-any-return]
+
+
+def _space(call: Call) -> Space:
     if call.kind == abi.K_COPY:
         what, rank = call.what, call.what.rank
         strides = [tuple(what.d_stride[:rank]), tuple(what.s_stride[:rank])]
         return Space(tuple(what.shape[:rank]), rank, not call.clips, strides, [], [], frozenset({0}))
-    if call.kind != abi.K_EW:
-        return None
     what = call.what.structure
     rank, ops = what.outer + what.inner, [what.uops[i] for i in range(what.n_uops)]
     flat = not any(op.code == abi.FOLD for op in ops) and not any(what.phases[i].row for i in range(what.n_phases))
@@ -189,6 +215,10 @@ class Operand:
 
 def operands(call: Call) -> list[Operand] | None:
     """The operands of a call, None where it is opaque."""
+    return known(call, ("operands", len(call.addresses)), lambda: _operands(call))  # type: ignore[no-any-return]
+
+
+def _operands(call: Call) -> list[Operand] | None:
     walk = space(call)
     if walk is not None:
         if call.kind == abi.K_COPY:
@@ -212,6 +242,12 @@ def operands(call: Call) -> list[Operand] | None:
 def over_split(call: Call, walk: Space, address: int, dims: list[tuple[int, int]]) -> Call | None:
     """The call with dimensions split where an operand goes over several of the dimensions (extent, stride) in one walk. None where it has
     more dimensions then than native code takes."""
+    key = "split", address, tuple(dims)
+    descriptor = known(call, key, lambda: _descriptor(_over_split(call, walk, address, dims)))
+    return None if descriptor is None else call if descriptor[0] is call.what else _with(call, call.addresses, descriptor)
+
+
+def _over_split(call: Call, walk: Space, address: int, dims: list[tuple[int, int]]) -> Call | None:
     shape = list(walk.shape)
     tables = [[list(s) for s in table] for table in (walk.tiles, walk.preds, walk.indices)]
     lead = tables[0][address]
@@ -234,9 +270,16 @@ def over_split(call: Call, walk: Space, address: int, dims: list[tuple[int, int]
 
 def moved(call: Call, operand: Operand, offset: Affine, slot: int, strides: Strides) -> Call | None:
     """The call with an operand somewhere else."""
+    descriptor = known(call, ("moved", operand.address, strides), lambda: _descriptor(_restrided(call, operand, strides)))
+    if descriptor is None:
+        return None
     addresses = list(call.addresses)
     addresses[operand.address] = offset, slot
-    call = replace(call, addresses=addresses)
+    return _with(call, addresses, descriptor)
+
+
+def _restrided(call: Call, operand: Operand, strides: Strides) -> Call | None:
+    """The call with other strides of an operand."""
     walk = space(call)
     if walk is not None:
         tiles = list(walk.tiles)
@@ -246,3 +289,18 @@ def moved(call: Call, operand: Operand, offset: Affine, slot: int, strides: Stri
     field_ = getattr(what, operand.name)
     setattr(what, operand.name, strides[0] if isinstance(field_, int) else type(field_)(*strides))
     return replace(call, what=what)
+
+
+def widened(call: Call) -> Call:
+    """A call on short rows, several of them at a time."""
+    if call.kind != abi.K_EW or call.bounds or call.clips:
+        return call
+    descriptor = known(call, "widened", lambda: _descriptor(_widened(call)))
+    return call if descriptor is None or descriptor[0] is call.what else _with(call, call.addresses, descriptor)
+
+
+def _widened(call: Call) -> Call:
+    walk = space(call)
+    if walk is None or not walk.free or len(walk.shape) < 2 or walk.shape[-1] >= abi.SHORT:
+        return call
+    return over(call, walk) or call

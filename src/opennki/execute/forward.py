@@ -62,9 +62,22 @@ class _Body:
     def __init__(self, lowering: Lowering, body: list[Node], written: set[Alloc]) -> None:
         self.lowering, self.body, self.written = lowering, body, written
         self.places: dict[Alloc, list[int]] = {}
+        self.zeroed: dict[Alloc, list[int]] = {}
+        places = self.places
         for n, node in enumerate(body):
+            if node.__class__ is Run:
+                for access, _ in node.touches:
+                    at = places.get(access.alloc)
+                    if at is None:
+                        places[access.alloc] = [n]
+                    elif at[-1] != n:
+                        at.append(n)
+                continue
             for alloc in dict.fromkeys(a for one in walk([node]) for a in used(one)):
-                self.places.setdefault(alloc, []).append(n)
+                places.setdefault(alloc, []).append(n)
+            for one in walk([node]):
+                if isinstance(one, Zero):
+                    self.zeroed.setdefault(one.alloc, []).append(n)
 
     def forward(self) -> None:
         """Take out the copies that are not needed."""
@@ -84,14 +97,15 @@ class _Body:
     def read_at_source(self, place: int, copied: Copied) -> bool:
         """Let those who read the target of a copy read its source. True where nobody reads the target any more."""
         target, source, count = copied.target, copied.origin.alloc, self.lowering.uses
-        if target is source or not (target.on_chip and target.kind == "local"):
+        if target is source or not (target.on_chip and target.kind == "local") or not 1 < count.get(target, 0) <= OFTEN + 1:
             return False
         at = self.places[target][bisect_right(self.places[target], place) :]
         users = [(n, node) for n in at for node in walk([self.body[n]]) if target in used(node)]
         if not users or count.get(target) != len(users) + 1:
             return False  # somebody before it, or after this list
-        if source in self.written and any(
-            source in changed(node) for part in self.body[place + 1 : at[-1] + 1] for node in walk([part])
+        if source in self.written and (
+            any(place < n <= at[-1] for n in self.zeroed.get(source, ()))
+            or any(source in changed(node) for n in self.between(source, place + 1, at[-1] + 1) for node in walk([self.body[n]]))
         ):
             return False
         if sum(_times(self.body[n], node) for n, node in users) > OFTEN:
@@ -135,7 +149,7 @@ class _Body:
         node = self.body[makers[0]]
         if not isinstance(node, Run) or not node.call.overwrites or not all(w for a, w in node.touches if a.alloc is middle):
             return False
-        if any(isinstance(one, Zero) and one.alloc in (middle, target) for part in self.body[makers[0] : place] for one in walk([part])):
+        if any(makers[0] <= n < place for alloc in (middle, target) for n in self.zeroed.get(alloc, ())):
             return False
         call, slot = node.call, copied.source[1]
         outs = [o for o in operands(call) or () if call.addresses[o.address][1] == slot]

@@ -12,6 +12,7 @@ import numpy as np
 from opennki.execute import abi
 from opennki.execute.calls import Call
 from opennki.execute.forms import TRANSLATOR, select
+from opennki.execute.places import Reach, reach_of
 from opennki.execute.program import Program, compile_values
 from opennki.execute.record import INT64, Part, Sym, Unsupported, const, tile
 from opennki.execute.steps import Steps
@@ -66,6 +67,7 @@ class Instruction:
         self.fetched: list[Sym] = []
         self.narrow: set[int] = set()  # dimensions of the iteration space of which a part may run
         self.axes: dict[int, tuple[int, ...]] = {}  # for each operand, what narrows its dimensions
+        self.repeated = False  # its plan is that of another one of its form
         self.turned: dict[int, Any] = {}  # results that have the dimensions of the mask in another order
 
     def record(self) -> None:
@@ -157,6 +159,7 @@ class Instruction:
             if len({_whole(s) for s in sources}) > MAX_ADDRESSES or len(views) > abi.MAX_ADDRESSES:
                 raise Unsupported("more operands than a call takes")
             call = Call(kind, what, [(self.offset(v).add(_offset(s)), v.slot) for s, v in zip(sources, views, strict=True)], shape)
+            call.sources = [(_whole(s), _offset(s)) for s in sources]
             if self.clips and not fused:
                 if kind not in (abi.K_EW, abi.K_COPY) or shape != plan.iteration:
                     raise Unsupported("a mask on an instruction that is not elementwise")
@@ -333,10 +336,7 @@ class Instruction:
         if one.dynamic is not None or two.dynamic is not None:
             return False
         difference = self.offset(one).add(self.offset(two), -1)
-        if difference.terms:
-            return False
-        (low1, high1), (low2, high2) = (_extent(v, d) for v, d in ((one, difference.const), (two, 0)))
-        return high1 <= low2 or high2 <= low1
+        return _reach(one).apart_along(_reach(two), difference)
 
     def offset(self, view: View) -> Affine:
         """Byte offset of a tile."""
@@ -402,12 +402,6 @@ def _kept(result: Sym, out: Sym, dtype: str) -> bool:
     return in_order(out, result) and (result.raw or abi.DTYPES.get(dtype, 99) < abi.DTYPES["tfloat32"])
 
 
-def _extent(view: View, base: int) -> tuple[int, int]:
-    """First byte of a tile, and the one after its last."""
-    low = high = base
-    for n, s in zip(view.shape, view.strides, strict=True):
-        if s > 0:
-            high += s * (n - 1)
-        else:
-            low += s * (n - 1)
-    return low, high + view.itemsize
+def _reach(view: View) -> Reach:
+    """How far a tile reaches."""
+    return reach_of(view.shape, view.strides, view.itemsize)

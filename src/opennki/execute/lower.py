@@ -17,6 +17,7 @@ from opennki.execute.forward import changed, forward
 from opennki.execute.group import Group
 from opennki.execute.instruction import Broken, Instruction
 from opennki.execute.keep import keep
+from opennki.execute.lines import Lines
 from opennki.execute.merge import merge
 from opennki.execute.nodes import Back, Branch, Divide, Loop, Made, Node, Repeat, Run, Touch, Zero, walk, work
 from opennki.execute.record import Unsupported
@@ -53,6 +54,7 @@ class Lowering:
         self.users: dict[Alloc, set[Instr]] = _users(tape)
         self.watch = Watch(self)
         self.group = Group(self)
+        self.lines = Lines(self)
         self.loops: list[int] = list(tape.loops)
         self.seed = Var("seed", -(1 << 63), (1 << 63) - 1)  # of the run
         self.draws = any(isinstance(s, Instr) and ISA[s.op].random for s in statements(tape.kernel.body))
@@ -190,6 +192,12 @@ class Lowering:
     def instruction(self, instr: Instr, ranges: dict[Var, Range]) -> None:
         tape = self.tape
         self.seen.append(instr)
+        if self.limit is None and not (self.watch.cells and any(a.alloc in self.watch.cells for a, _, _ in accesses(instr))):
+            site = self.lines.site(instr, ranges)
+            if site is not None and not self.group.ones:
+                self.lines.add(site)
+                return
+        self.lines.flush()
         plan = Plan(instr, self.layout, ranges, tape.kernel.loc(instr.loc), set(), self.loops, tape.seed, ())
         if self.limit is not None:
             self.flush()
@@ -229,7 +237,10 @@ class Lowering:
         except Unsupported as why:
             del self.broken[broken:], self.out[nodes:]
             self.divisions = {}
-            self.interpreted(one.plan, str(why))
+            plan = one.plan
+            if one.repeated:
+                plan = Plan(plan.instr, self.layout, one.ranges, plan.loc, set(), self.loops, self.tape.seed, ())
+            self.interpreted(plan, str(why))
 
     def run(self, calls: list[Call], ones: list[Instruction]) -> None:
         """Append calls to the tape."""
@@ -249,7 +260,12 @@ class Lowering:
 
     def flush(self) -> None:
         """Compile the instructions that were put together."""
+        self.lines.flush()
         group, self.group = self.group, Group(self)
+        self.flush_group(group)
+
+    def flush_group(self, group: Group) -> None:
+        """Compile the instructions of a group."""
         parts = group.made() if len(group.ones) > 1 else None
         if parts is not None:
             self.parts(parts, group.ones)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from opennki.execute import abi
-from opennki.execute.calls import Call, Space, over, space
+from opennki.execute.calls import Call, Space, over, space, widened
 from opennki.execute.nodes import Loop, Made, Node, Run, inner
 from opennki.execute.parallel import independent
 from opennki.ir.affine import ZERO, Affine, Var, constant
@@ -32,7 +31,7 @@ def merge(lowering: Lowering, body: list[Node]) -> None:
             merge(lowering, part)
         out += (_merged(lowering, node) if isinstance(node, Loop) else None) or [node]
         if isinstance(node, Run):
-            node.call = _widened(node.call)
+            node.call = widened(node.call)
     body[:] = out
 
 
@@ -68,14 +67,6 @@ def _merged(lowering: Lowering, loop: Loop) -> list[Node] | None:
         else:
             out += nodes
     return out
-
-
-def _widened(call: Call) -> Call:
-    """A call on short rows, several of them at a time."""
-    walk = space(call)
-    if call.kind != abi.K_EW or walk is None or not walk.free or call.bounds or len(walk.shape) < 2 or walk.shape[-1] >= abi.SHORT:
-        return call
-    return over(call, walk) or call
 
 
 def _block(trips: int, wanted: int) -> int:

@@ -68,7 +68,7 @@ class Steps:
         if len(self.addresses) > abi.MAX_ADDRESSES or max(len(self.preds), len(self.indices)) > abi.MAX_EXPRESSIONS:
             raise Unsupported("more operands than a call takes")
         linear = self.lowering.linear
-        call = Call(abi.K_STEPS, what, self.addresses, iteration, whole=one.whole)
+        call = Call(abi.K_STEPS, what, self.addresses, iteration, whole=one.whole, sources=[(n, 0) for n in self.numbers])
         call.clips = [(linear(e), axis, stride) for e, axis, stride in one.clips]
         call.preds, call.indices = [linear(e) for e in self.preds], [linear(e) for e in self.indices]
         self._bounds(call)

@@ -152,6 +152,7 @@ class Instr:
     engine: str = ""
     loc: int = -1
     call: int = 0
+    touched: Any = field(default=None, init=False, repr=False)  # what `ir.verify.accesses` has found
 
 
 @dataclass(slots=True, eq=False)

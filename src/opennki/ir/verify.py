@@ -5,7 +5,6 @@ instance one that was parsed.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
@@ -208,16 +207,47 @@ def reads_of(decl: Instruction, param: Param, operands: tuple[Any, ...]) -> bool
     return operands[decl.index[spec.when]] not in (None, False)
 
 
-def accesses(instr: Instr) -> Iterator[tuple[Access, bool, bool]]:
+def accesses(instr: Instr) -> tuple[tuple[Access, bool, bool], ...]:
     """(access, read, written) of each tile of an instruction, index tiles included."""
-    decl = ISA[instr.op]
-    for param, value in zip(decl.params, instr.operands, strict=True):
-        if isinstance(value, Access):
-            yield value, reads_of(decl, param, instr.operands), isinstance(param.spec, Register) or param.spec.writes
-            yield from ((d, True, False) for d in value.dynamic())
+    found: tuple[tuple[Access, bool, bool], ...] | None = instr.touched
+    if found is None:
+        found = _accesses(instr)
+        object.__setattr__(instr, "touched", found)  # an instruction never changes, and every pass asks
+    return found
+
+
+def _accesses(instr: Instr) -> tuple[tuple[Access, bool, bool], ...]:
+    decl, operands = ISA[instr.op], instr.operands
+    out: list[tuple[Access, bool, bool]] = []
+    for param, fixed, writes in _roles(decl):
+        value = operands[param]
+        if value.__class__ is Access:
+            out.append((value, reads_of(decl, decl.params[param], operands) if fixed is None else fixed, writes))
+            out += [(d.dyn, True, False) for d in value.dims if d.dyn is not None]
     for access in instr.results:
-        yield access, False, True
-        yield from ((d, True, False) for d in access.dynamic())
+        out.append((access, False, True))
+        out += [(d.dyn, True, False) for d in access.dims if d.dyn is not None]
+    return tuple(out)
+
+
+def _roles(decl: Instruction) -> list[tuple[int, bool | None, bool]]:
+    """(number of the parameter, whether its tile is read or None where the call decides, whether it is written) of each parameter that may
+    be a tile."""
+    known = _ROLES.get(decl.name)
+    if known is not None and known[0] is decl:
+        return known[1]
+    out: list[tuple[int, bool | None, bool]] = []
+    for number, param in enumerate(decl.params):
+        spec = param.spec
+        if isinstance(spec, Register):
+            out.append((number, True, True))
+        elif isinstance(spec, Tile):
+            out.append((number, None if spec.reads and spec.when else spec.reads, spec.writes))
+    _ROLES[decl.name] = decl, out
+    return out
+
+
+_ROLES: dict[str, tuple[Instruction, list[tuple[int, bool | None, bool]]]] = {}
 
 
 def leaves_out(instr: Instr) -> bool:

@@ -112,11 +112,15 @@ class _Roller:
         for _ in range(TRIED):
             place = following[place]
             length = place - at
-            if place < 0 or length > LONGEST:
+            if place < 0 or length > LONGEST or at + LEAST * length > len(ids):
                 break
+            if any(ids[at + n * length] != ids[at] for n in range(2, LEAST)):
+                continue  # seen without comparing all of the blocks
             times = 1
             while ids[at : at + length] == ids[at + times * length : at + (times + 1) * length]:
                 times += 1
+            if times < LEAST:
+                continue
             weight = sum([f.weight for f in forms[at : at + length]])
             if times >= LEAST and times * weight >= MANY and times * length > found[0] * found[1]:
                 times = _stepping(forms, at, length, times, life)

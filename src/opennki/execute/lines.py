@@ -1,0 +1,496 @@
+"""Straight lines of instructions that are alike share what lowering finds out.
+
+An unrolled kernel has thousands of instructions that differ in nothing but where their operands are. What a line of instructions becomes
+depends on the form of each of them (operation, attributes, and of each operand dtype, shape, strides and kind of tensor), on which
+operands are the same place or may share memory, and on which results nobody else reads. So the first line of a form is lowered as such, and
+what came out is the template of all others: only addresses are put in. The forms that a line goes through are the nodes of a tree.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from opennki.execute.again import again, repeatable
+from opennki.execute.calls import Call
+from opennki.execute.group import MAX_GROUP, Group
+from opennki.execute.instruction import Instruction
+from opennki.execute.nodes import Divide, Run
+from opennki.execute.places import Reach, reach_of
+from opennki.execute.record import Unsupported
+from opennki.interpret.steps import Plan
+from opennki.ir.affine import Affine, Range, Var
+from opennki.ir.nodes import Access, Alloc, Instr
+from opennki.ir.verify import accesses as touches_of
+from opennki.isa import dtypes
+from opennki.isa.declare import ISA
+
+if TYPE_CHECKING:
+    from opennki.execute.lower import Lowering
+
+_ZERO = Affine()
+
+
+class _Tile:
+    """The form of an operand. `dims`: for each dimension of the tensor the bytes from one index to the next, and the least and the
+    greatest index that its tile may begin at; `place`: what has to be equal, besides where it begins, for two operands to be the same
+    elements in the same order."""
+
+    __slots__ = ("dims", "number", "place", "reach")
+
+    def __init__(self, number: int, access: Access, places: dict[Any, int]) -> None:
+        item = dtypes.itemsize(access.dtype)
+        self.number = number
+        strides = [0] * len(access.shape)
+        dims = []
+        unit = item
+        for dim, size in zip(reversed(access.dims), reversed(access.view_shape), strict=True):
+            moves = [s * (n - 1) for s, n in zip(dim.strides, access.shape, strict=True)]
+            dims.append((unit, -sum(min(0, m) for m in moves), size - 1 - sum(max(0, m) for m in moves)))
+            for j, s in enumerate(dim.strides):
+                strides[j] += s * unit
+            unit *= size
+        self.dims = dims[::-1]
+        self.reach: Reach = reach_of(access.shape, tuple(strides), item)
+        self.place = places.setdefault((access.shape, tuple(strides), access.dtype), len(places))
+
+
+class _Form:
+    """What an instruction is but for where its operands are: `joins`: see `Instruction`; `order`: for each of its views the number of the
+    access; `outs`: the accesses that it stores to; `writes`: whether it writes each of its accesses; `first`: one that was recorded, where
+    others can be made like it."""
+
+    __slots__ = ("first", "joins", "number", "order", "outs", "template", "writes")
+
+    def __init__(self, number: int, one: Instruction | None, accesses: list[Access]) -> None:
+        self.number = number
+        self.first: Instruction | None = None
+        self.template: Any = None  # of the instruction by itself, where it joins no others
+        self.joins, self.order, self.outs, self.writes = False, list[int](), list[int](), list[bool]()
+        if one is not None:
+            self.joins = one.joins
+            self.first = one if repeatable(one) else None
+            touched = touches_of(one.plan.instr)
+            self.writes = [any(written for b, _, written in touched if a is b) for a in accesses]
+            views = one.views[one.first :]
+            self.order = [next(n for n, a in enumerate(accesses) if a is v.access) for v in views]
+            self.outs = [self.order[out.source - one.first] for out, _ in one.pairs]
+
+
+class Site:
+    """One instruction of a line: its form, and where its operands are (slot, byte offset: number and terms)."""
+
+    __slots__ = ("accesses", "form", "instr", "offsets", "order", "ranges", "real", "slots", "terms", "tiles")
+
+    def __init__(self, instr: Instr, ranges: dict[Var, Range]) -> None:
+        self.instr, self.ranges = instr, ranges
+        self.accesses: list[Access] = []
+        self.slots: list[int] = []
+        self.offsets: list[int] = []
+        self.terms: list[Any] = []
+        self.tiles: list[_Tile] = []
+        self.form: Any = None
+        self.real: Instruction | None = None
+        self.order = 0
+
+
+class _Node:
+    """Where a line is in the tree: what comes next by form and relations (None: it does not join), and what came out by the results that
+    are needed."""
+
+    __slots__ = ("made", "next")
+
+    def __init__(self) -> None:
+        self.next: dict[Any, _Node | None] = {}
+        self.made: dict[Any, Any] = {}
+
+
+class _Place:
+    """A place that a line uses; `name` is equal for equal places."""
+
+    __slots__ = ("line", "name", "number", "offset", "terms", "tile", "written")
+
+    def __init__(self, line: _Line, name: Any, site: Site, number: int) -> None:
+        self.line, self.name, self.number = line, name, len(line.places)
+        self.offset, self.terms, self.tile = site.offsets[number], site.terms[number], site.tiles[number]
+        self.written = False
+
+
+class _Line:
+    """Instructions that belong together: each of them meets one before it in memory. `order`: the number of the first one."""
+
+    __slots__ = ("group", "node", "order", "places", "sites")
+
+    def __init__(self, node: _Node, order: int, group: Group) -> None:
+        self.node, self.order, self.group = node, order, group
+        self.sites: list[Site] = []
+        self.places: list[_Place] = []
+
+
+_ASIS = object()  # in the place of a template: lines of this form are lowered one by one
+
+
+class Lines:
+    """The lines that are open, which share no memory but what they only read, and the forms of all before."""
+
+    def __init__(self, lowering: Lowering) -> None:
+        self.lowering = lowering
+        self.tiles: dict[Any, _Tile] = {}
+        self.kinds: dict[Any, int] = {}
+        self.names: dict[Any, int] = {}  # of what places have besides where they begin
+        self.allocs: dict[Alloc, tuple[int, int, bool]] = {}  # slot, number of the kind, whether nobody else may need it
+        self.forms: dict[Any, _Form | None] = {}
+        self.plain: dict[str, bool] = {}
+        self.root = _Node()
+        self.open: list[_Line] = []
+        self.count = 0  # instructions in them
+        self.order = 0
+        self.places: dict[int, list[_Place]] = {}  # of the open lines, by slot
+        self.named: dict[Any, _Place] = {}
+
+    # ---- forms ----
+    def _alloc(self, alloc: Alloc) -> tuple[int, int, bool]:
+        kind = self.kinds.setdefault((alloc.shape, alloc.dtype, alloc.space, alloc.kind, alloc.pdim), len(self.kinds))
+        made = self.allocs[alloc] = self.lowering.layout.alloc(alloc), kind, alloc.kind == "local" and alloc.on_chip
+        return made
+
+    def _is_plain(self, op: str) -> bool:
+        decl = ISA[op]
+        found = self.plain[op] = not (decl.random or decl.suspends or decl.family in ("print", "sync", "collective"))
+        return found
+
+    def site(self, instr: Instr, ranges: dict[Var, Range]) -> Site | None:
+        """An instruction as one of its form; None where it has to be looked at by itself."""
+        plain = self.plain.get(instr.op)
+        if not (self._is_plain(instr.op) if plain is None else plain) or instr.mask:
+            return None
+        site = Site(instr, ranges)
+        key: list[Any] = [instr.op, instr.engine]
+        allocs, tiles = self.allocs, self.tiles
+        for value in chain(instr.results, instr.operands):
+            if value is None:
+                key.append(None)
+                continue
+            if value.__class__ is not Access:
+                part = _constant(value)
+                if part is None:
+                    return None
+                key.append(part)
+                continue
+            known = allocs.get(value.alloc) or self._alloc(value.alloc)
+            dims = value.dims
+            form = (known[1], value.dtype, value.shape, value.view, *[d.strides for d in dims])
+            tile = tiles.get(form)
+            if tile is None:
+                tile = tiles[form] = _Tile(len(tiles), value, self.names)
+            if value.mask or 0 in value.shape:
+                return None
+            offset, terms = 0, _ZERO
+            for dim, (unit, low, high) in zip(dims, tile.dims):
+                base = dim.base
+                first = base.const
+                if dim.dyn is not None:
+                    return None
+                if base.terms:
+                    least, most = base.range(ranges)
+                    if least < low or most > high:
+                        return None
+                    terms = terms.add(Affine(0, base.terms).scale(unit))
+                elif first < low or first > high:
+                    return None
+                offset += first * unit
+            site.accesses.append(value)
+            site.slots.append(known[0])
+            site.offsets.append(offset)
+            site.terms.append(terms.terms)
+            site.tiles.append(tile)
+            key.append(tile.number)
+        if len(set(site.slots)) < len(site.slots):
+            key.append(self._own(site))
+        try:
+            form_ = self.forms.get(tuple(key), _ASIS)
+        except TypeError:
+            return None
+        if form_ is _ASIS:
+            form_ = self.forms[tuple(key)] = self._form(site)
+        site.form = form_
+        return None if form_ is None else site
+
+    def _own(self, site: Site) -> Any:
+        """How the operands of one instruction relate to each other."""
+        out: list[Any] = []
+        for i, slot in enumerate(site.slots):
+            for j in range(i):
+                if site.slots[j] == slot:
+                    out.append((i, j, _relation(site, i, site.offsets[j], site.terms[j], site.tiles[j])))
+        return tuple(out)
+
+    def _form(self, site: Site) -> _Form | None:
+        try:
+            return _Form(len(self.forms), self.real(site), site.accesses)
+        except (Unsupported, StopIteration):
+            return None
+
+    def real(self, site: Site) -> Instruction:
+        """The instruction, recorded. Raises Unsupported."""
+        if site.real is None and site.form is not None and site.form.first is not None:
+            site.real = again(site.form.first, site.form.order, site)
+        if site.real is None:
+            lowering, tape = self.lowering, self.lowering.tape
+            instr = site.instr
+            plan = Plan(instr, lowering.layout, site.ranges, tape.kernel.loc(instr.loc), set(), lowering.loops, tape.seed, ())
+            site.real = Instruction(lowering, plan, site.ranges)
+            site.real.record()
+        return site.real
+
+    # ---- the open lines ----
+    def add(self, site: Site) -> None:
+        """Append an instruction: to the line that it meets, or as a line of its own. What it cannot join is lowered first."""
+        self.order += 1
+        if not site.form.joins:
+            self.flush()
+            self._alone(site)
+            return
+        met, near = self._met(site)
+        line = met[0] if len(met) == 1 else self._together(met) if met else self._line()
+        if line is not None and len(met) > 1:
+            met, near = self._met(site)
+        if line is None or not self._joined(line, site, near):
+            if not met and line is not None:
+                self.open.remove(line)
+            for one in met:
+                self._close(one)
+            line = self._line() if met else None
+            if line is None or not self._joined(line, site, [()] * len(site.slots)):
+                if line is not None:
+                    self.open.remove(line)
+                self._alone(site)
+                return
+        if self.count > MAX_GROUP:
+            self._close(min(self.open, key=_order))
+
+    def _line(self) -> _Line:
+        line = _Line(self.root, self.order, Group(self.lowering))
+        self.open.append(line)
+        return line
+
+    def _met(self, site: Site) -> tuple[list[_Line], list[Any]]:
+        """The open lines that an instruction meets, and for each operand the place that is the same, or those that it is not apart from."""
+        met: list[_Line] = []
+        near: list[Any] = []
+        for n, slot in enumerate(site.slots):
+            places = self.places.get(slot)
+            if not places:
+                near.append(())
+                continue
+            writes = site.form.writes[n]
+            same = self.named.get((slot, site.offsets[n], site.terms[n], site.tiles[n].place))
+            if same is not None and (same.written or not writes):  # what it overlaps is in the same line
+                near.append(same.number)
+                if same.line not in met:
+                    met.append(same.line)
+                continue
+            found = []
+            for place in places:
+                if not (writes or place.written):
+                    continue
+                relation = _relation(site, n, place.offset, place.terms, place.tile)
+                if relation != "apart":
+                    found.append((place.number, relation))
+                    if place.line not in met:
+                        met.append(place.line)
+            near.append(tuple(found))
+        return met, near
+
+    def _together(self, met: list[_Line]) -> _Line | None:
+        """Lines as one; None where they cannot be."""
+        if sum(len(line.sites) for line in met) >= MAX_GROUP:
+            return None
+        for line in met:
+            self._forget(line)
+        made = self._line()
+        made.order = min(line.order for line in met)
+        for site in sorted([site for line in met for site in line.sites], key=_order):
+            if not self._joined(made, site, self._met(site)[1]):
+                self._forget(made)
+                for line in met:
+                    self.open.append(line)
+                    self.count += len(line.sites)
+                    for place in line.places:
+                        self.places.setdefault(place.name[0], []).append(place)
+                        self.named[place.name] = place
+                return None
+        return made
+
+    def _joined(self, line: _Line, site: Site, near: list[Any]) -> bool:
+        """Append an instruction to a line, if it joins it."""
+        key = (site.form.number, *near)
+        following = line.node.next
+        node: Any = following.get(key, _ASIS)
+        if node is _ASIS:
+            self._recorded(line)
+            node = following[key] = _Node() if line.group.add(self.real(site)) else None
+        if node is None:
+            return False
+        line.node = node
+        line.sites.append(site)
+        self.count += 1
+        if not site.order:
+            site.order = self.order
+        for n, slot in enumerate(site.slots):
+            name = slot, site.offsets[n], site.terms[n], site.tiles[n].place
+            place = self.named.get(name)
+            if place is None:
+                place = self.named[name] = _Place(line, name, site, n)
+                line.places.append(place)
+                places = self.places.get(slot)
+                if places is None:
+                    self.places[slot] = [place]
+                else:
+                    places.append(place)
+            place.written = place.written or site.form.writes[n]
+        return True
+
+    def _recorded(self, line: _Line) -> None:
+        """Put the instructions of a line into its group, where they are not yet."""
+        for site in line.sites[len(line.group.ones) :]:
+            joined = line.group.add(self.real(site))
+            assert joined
+
+    def _forget(self, line: _Line) -> None:
+        """A line is not open any more."""
+        self.open.remove(line)
+        self.count -= len(line.sites)
+        for place in line.places:
+            del self.named[place.name]
+            slot = place.name[0]
+            if slot in self.places:
+                left = [p for p in self.places[slot] if p.line is not line]
+                if left:
+                    self.places[slot] = left
+                else:
+                    del self.places[slot]
+
+    def flush(self) -> None:
+        """Lower all open lines."""
+        while self.open:
+            self._close(min(self.open, key=_order))
+
+    def _close(self, line: _Line) -> None:
+        """Lower a line."""
+        self._forget(line)
+        sites, node = line.sites, line.node
+        needed = self._needed(sites)
+        template = node.made.get(needed)
+        if template is None or template is _ASIS:
+            self._recorded(line)
+            found = self._lowered(sites, lambda: self.lowering.flush_group(line.group))
+            if template is None:
+                node.made[needed] = found
+        else:
+            self._instance(template, sites)
+
+    def _needed(self, sites: list[Site]) -> tuple[bool, ...]:
+        """Which results somebody outside of a line uses."""
+        inside = {site.instr for site in sites}
+        users, out = self.lowering.users, []
+        for site in sites:
+            for n in site.form.outs:
+                alloc = site.accesses[n].alloc
+                out.append(not self.allocs[alloc][2] or not users.get(alloc, inside) <= inside)
+        return tuple(out)
+
+    def _alone(self, site: Site) -> None:
+        form = site.form
+        if form.template is None or form.template is _ASIS:
+            one = self.real(site)
+            found = self._lowered([site], lambda: self.lowering.alone(one))
+            if form.template is None:
+                form.template = found
+        else:
+            self._instance(form.template, [site])
+
+    def _lowered(self, sites: list[Site], lower: Any) -> Any:
+        """Lower a line, and make a template of what comes out."""
+        lowering = self.lowering
+        marks = len(lowering.out), len(lowering.broken), len(lowering.fallbacks)
+        lower()
+        made = [node for node in lowering.out[marks[0] :] if not isinstance(node, Divide)]
+        if (len(lowering.broken), len(lowering.fallbacks)) != marks[1:] or not all(isinstance(node, Run) for node in made):
+            return _ASIS
+        views: dict[int, int] = {}
+        accesses: dict[int, int] = {}
+        base = 0
+        for site in sites:
+            assert site.real is not None
+            for n, k in enumerate(site.form.order):
+                views[site.real.first + n] = base + k
+            for k, access in enumerate(site.accesses):
+                accesses.setdefault(id(access), base + k)
+            base += len(site.accesses)
+        instrs = {site.instr: n for n, site in enumerate(sites)}
+        template = []
+        for node in made:
+            call = node.call
+            if call.bounds or call.clips or call.preds or call.indices or len(call.sources) != len(call.addresses):
+                return _ASIS
+            if any(id(a) not in accesses for a, _ in node.touches):
+                return _ASIS
+            template.append((
+                call, [(views[n], extra) for n, extra in call.sources], [(accesses[id(a)], w) for a, w in node.touches],
+                [instrs[i] for i in call.instrs],
+            ))  # fmt: skip
+        return template
+
+    def _instance(self, template: Any, sites: list[Site]) -> None:
+        """Append what a line becomes by its template."""
+        lowering = self.lowering
+        out, ranges = lowering.out, sites[0].ranges
+        if len(sites) == 1:
+            (site,) = sites
+            slots, offsets, terms, accesses = site.slots, site.offsets, site.terms, site.accesses
+        else:
+            slots, offsets, terms, accesses = ([x for s in sites for x in getattr(s, name)] for name in _LISTS)
+        for call, sources, touches, instrs in template:
+            addresses = []
+            for n, extra in sources:
+                offset = Affine(offsets[n] + extra, terms[n])
+                addresses.append((lowering.linear(offset) if terms[n] else offset, slots[n]))
+            made = Call(call.kind, call.what, addresses, call.shape, [], [], [], [], tuple([sites[n].instr for n in instrs]), call.whole)
+            out.append(Run(made, [(accesses[n], written) for n, written in touches], ranges))
+
+
+def _order(one: Site | _Line) -> int:
+    return one.order
+
+
+_LISTS = ("slots", "offsets", "terms", "accesses")
+
+
+def _constant(value: Any) -> Any:
+    """What has to be equal for two operands that are no tiles to be the same; None where they cannot be compared."""
+    kind = value.__class__
+    if kind is str:
+        return value
+    if kind is bool or kind is int:
+        return kind, value
+    if kind is float:
+        return kind, value.hex()  # -0.0 is not 0.0, and NaN is NaN
+    if kind is tuple:
+        parts = tuple([() if v is None else _constant(v) for v in value])
+        return None if None in parts else (kind, parts)
+    if isinstance(value, (Affine, Access)) or kind.__module__ == "opennki.ir.nodes":
+        return None
+    return kind, value
+
+
+def _relation(site: Site, number: int, offset: int, terms: Any, tile: _Tile) -> Any:
+    """How an operand relates to another one of its tensor: the same, apart, or how far from it."""
+    own, here = site.tiles[number], site.terms[number]
+    delta = site.offsets[number] - offset
+    if terms == here:
+        if delta == 0 and own.place == tile.place:
+            return "same"
+        return "apart" if own.reach.apart(tile.reach, delta) else delta
+    difference = Affine(delta, here).add(Affine(0, terms), -1)
+    return "apart" if own.reach.apart_along(tile.reach, difference) else "unknown"

@@ -1,0 +1,133 @@
+"""Unrolled kernels: lines of instructions that are alike become what the first of them became, at other addresses."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from tests.bind import kernels as k
+from tests.execute.agree import both
+from tests.execute.test_passes import traced
+
+from opennki.execute.executor import executor_of
+from opennki.execute.places import reach_of
+from opennki.interpret.checks import Checks, tape_of
+
+nki, nl, nisa = k.nki, k.nl, k.nisa
+
+
+def mixed(x, seed, count, unit):
+    """`count` random instructions on parts of tensors, at multiples of `unit` elements: parts that are the same, meet, or do not."""
+    out = nl.ndarray((32, 256), dtype=nl.float32, buffer=nl.shared_hbm)
+    draw = random.Random(seed)
+    one = nl.ndarray((32, 256), dtype=nl.float32, buffer=nl.sbuf)
+    two = nl.ndarray((32, 256), dtype=nl.bfloat16, buffer=nl.sbuf)
+    thin = nl.ndarray((32, 16), dtype=nl.float32, buffer=nl.sbuf)
+    one[...] = nl.load(x)
+    two[...] = nl.load(x)
+    thin[...] = nl.load(x[:, 0:16])
+
+    def at(tensor, n):
+        return tensor[:, nl.ds(draw.randrange((tensor.shape[1] - n) // unit + 1) * unit, n)]
+
+    def place(tensor, n):
+        return slice(None), nl.ds(draw.randrange((tensor.shape[1] - n) // unit + 1) * unit, n)
+
+    for _ in range(count):
+        n = draw.choice((16, 16, 32))
+        a, b = draw.choice((one, two)), draw.choice((one, two))
+        kind = draw.randrange(9)
+        if kind == 0:
+            a[place(a, n)] = nisa.tensor_tensor(at(one, n), at(two, n), draw.choice((np.add, np.maximum)))
+        elif kind == 1:
+            a[place(a, n)] = nisa.tensor_scalar(at(b, n), np.multiply, draw.choice((0.5, -1.0)), op1=np.add, operand1=0.25)
+        elif kind == 2:
+            thin[place(thin, 1)] = nisa.tensor_reduce(np.max, at(b, n), axis=(1,))
+        elif kind == 3:
+            a[place(a, n)] = nisa.tensor_copy(at(b, n))
+        elif kind == 4:
+            tile = nl.multiply(at(b, n), at(thin, 1))  # which nobody else uses
+            a[place(a, n)] = nl.subtract(tile, at(one, n))
+        elif kind == 5:
+            a[place(a, n)] = nl.load(x[:, nl.ds(draw.randrange(256 - n), n)])
+        elif kind == 6:
+            nl.store(out[place(out, n)], at(one, n))
+        elif kind == 7:
+            a[place(a, n)] = nisa.tensor_tensor_scan(at(one, n), at(two, n), initial=0.0, op0=np.multiply, op1=np.add)
+        else:
+            a[place(a, 32)] = nisa.nc_transpose(at(one, 32))
+    nl.store(out, one)
+    return out
+
+
+X = (np.random.default_rng(3).integers(-8, 9, (32, 256)) / 8).astype(np.float32)
+
+
+@pytest.mark.parametrize("unit", [16, 1])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_same_bits_as_the_interpreter(seed, unit):
+    assert both(traced(mixed, X, seed, 150, unit), [X])
+
+
+def lowered(kernel):
+    executor = executor_of(tape_of(kernel, Checks.of("off"), roll=True))
+    assert executor is not None and not executor.lowering.fallbacks
+    return executor.lowering
+
+
+def chains(x, count):
+    """Chains of four instructions at places in no order."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    here, there = (random.Random(n).sample(range(count), count) for n in (1, 2))
+    for i in range(count):
+        a = nl.load(x[:, nl.ds(here[i] * 4, 4)])
+        nl.store(out[:, nl.ds(there[i] * 4, 4)], nl.add(nl.multiply(a, 0.5), a))
+    return out
+
+
+def test_one_chain_is_compiled_for_all():
+    made = lowered(traced(chains, np.zeros((32, 800), np.float32), 200))
+    assert len(made.calls) == 200
+    assert len({id(call.what) for call in made.calls}) == 1
+    assert len(made.views) < 40  # of the few that were looked at by themselves
+    assert [len(call.instrs) for call in made.calls] == [4] * 200
+
+
+def kept(x):
+    """Two chains of one form, of which one result is used again."""
+    out = nl.ndarray((3, 16, x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
+    for i in range(2):
+        middle = nl.multiply(nl.load(x[nl.ds(i * 16, 16)]), 0.5)
+        nl.store(out[i], nl.add(middle, 1.0))
+        if i == 1:
+            nl.store(out[2], nisa.tensor_tensor_scan(middle, middle, initial=0.0, op0=np.multiply, op1=np.add))
+    return out
+
+
+def test_what_is_used_again_is_stored():
+    kernel = traced(kept, X)
+    assert both(kernel, [X])
+    made = lowered(kernel)
+    stores = [sum(written for _, written in touches) for touches in ([t for t in n.touches] for n in made.nodes if hasattr(n, "touches"))]
+    assert stores == [1, 2, 1]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_places_that_are_apart_share_no_byte(seed):
+    draw = random.Random(seed)
+
+    def tile():
+        inner, outer = draw.randint(1, 6), draw.randint(1, 4)
+        return (outer, inner), (draw.choice((8, 12, 16, 24, 0)), draw.choice((1, 2, 4))), draw.choice((1, 2))
+
+    def covered(shape, strides, item, start):
+        return {start + i * strides[0] + j * strides[1] + b for i in range(shape[0]) for j in range(shape[1]) for b in range(item)}
+
+    found = set()
+    for _ in range(40):
+        one, two, delta = tile(), tile(), draw.randint(-40, 40)
+        if reach_of(*one).apart(reach_of(*two), delta):
+            assert not covered(*one, delta) & covered(*two, 0)
+            found.add(delta)
+    assert found
