@@ -27,6 +27,8 @@ from opennki.catalogue import CATALOGUE
 
 ISSUES = "https://github.com/opennki/opennki/issues"
 _ROOT = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# the kernels that come with opennki are kernels like a user's: errors, IR and profiles name their lines
+_LIBRARY = os.path.join(_ROOT, "dialects", "neuronxcc", "kernels") + os.sep
 # a `with` of ours enters through here: its line is that of the user's with statement
 _CONTEXTS = contextlib.__file__
 _internal: dict[CodeType, bool] = {}
@@ -58,7 +60,9 @@ def user_frame(frame: FrameType | None = None) -> FrameType | None:
         code = frame.f_code
         inside = _internal.get(code)
         if inside is None:
-            inside = _internal[code] = code.co_filename.startswith(_ROOT) or code.co_filename == _CONTEXTS
+            file = code.co_filename
+            inside = _internal[code] = (
+                (file.startswith(_ROOT) and not file.startswith(_LIBRARY)) or file == _CONTEXTS)
         if not inside:
             return frame
         frame = frame.f_back

@@ -29,8 +29,6 @@ from opennki.lang.loops import normalise_grid
 # Source: api_legacy neuronxcc.nki.kernels, ._private.private_api
 KERNELS = {
     "attention": [
-        "flash_fwd",
-        "flash_attn_bwd",
         "fused_self_attn_for_SD_small_head_size",
         "attention_isa_kernel",
     ],
