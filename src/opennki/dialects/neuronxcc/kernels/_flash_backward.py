@@ -110,7 +110,7 @@ class Backward:
                     part = (g, nl.ds(n * cut.width, cut.width), nl.ds(b * step, step))
                     products[:, n, :] = nl.multiply(nl.load(o[part]), nl.load(dy[part]), dtype=nl.float32)
                 for i in nl.affine_range(step // t.ROWS):
-                    total = nl.zeros((t.ROWS, 1), dtype=nl.float32, buffer=nl.psum)
+                    total: Any = nl.zeros((t.ROWS, 1), dtype=nl.float32, buffer=nl.psum)
                     for n in range(cut.parts):
                         total += nisa.nc_matmul(products[:, n, nl.ds(i * t.ROWS, t.ROWS)], ones)
                     sums[:, g, nl.ds(b * (step // t.ROWS) + i, 1)] = nl.multiply(total, -self.keep)
@@ -142,7 +142,7 @@ class Backward:
     def weights(self, query_tile: Any, keys: Any, log: Any, query: Any, key: Any) -> Any:
         """(128, block): the softmax of 128 queries for a block of keys."""
         cut = self.cut
-        scores = nl.zeros((t.ROWS, cut.block), dtype=nl.float32, buffer=nl.psum)
+        scores: Any = nl.zeros((t.ROWS, cut.block), dtype=nl.float32, buffer=nl.psum)
         for n in range(cut.parts):
             scores += nisa.nc_matmul(query_tile[:, n, :], keys[:, n, :])
         p = nl.ndarray((t.ROWS, cut.block), dtype=self.dtype)
@@ -182,7 +182,7 @@ class Backward:
         p = [self.weights(heads.q[:, :, at.columns(lane)], keys, heads.logs[:, at.index(lane)], at.query(lane), at.key) for lane in lanes]
         turns = []
         for lane in lanes:
-            turn = nl.zeros((t.ROWS, cut.block), dtype=nl.float32, buffer=nl.psum)
+            turn: Any = nl.zeros((t.ROWS, cut.block), dtype=nl.float32, buffer=nl.psum)
             for n in range(cut.parts):
                 turn += nisa.nc_matmul(heads.dy[:, n, at.columns(lane)], values[:, n, :])
             if self.rate == 0:  # minus D of each query
@@ -220,7 +220,7 @@ class Backward:
         turned = nl.ndarray((t.ROWS, tiles, cut.lanes * t.ROWS), dtype=self.dtype)
         turned[...] = nl.copy(bank, dtype=self.dtype)
         for n in range(cut.parts):
-            part = nl.zeros((cut.width, cut.lanes * t.ROWS), dtype=nl.float32, buffer=nl.psum)
+            part: Any = nl.zeros((cut.width, cut.lanes * t.ROWS), dtype=nl.float32, buffer=nl.psum)
             for c in range(tiles):
                 part += nisa.nc_matmul(keys_turned[:, c, n * cut.width : (n + 1) * cut.width], turned[:, c, :])
             place = dq[:, n, nl.ds(at.first * t.ROWS, cut.lanes * t.ROWS)]
@@ -305,8 +305,8 @@ def backward(work: Backward, q: Any, k: Any, v: Any, o: Any, dy: Any, lse: Any, 
     earlier = [nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.private_hbm) for x in (dk, dv)]
     for span in range(spans):  # few: each is as many queries as fit
         partial = span < spans - 1
-        into = earlier if partial else (dk, dv)
-        _span(work, span, q, k, v, dy, logs, products, dq, *into, earlier if span else None)
+        into_k, into_v = earlier if partial else (dk, dv)
+        _span(work, span, q, k, v, dy, logs, products, dq, into_k, into_v, earlier if span else None)
 
 
 def _span(

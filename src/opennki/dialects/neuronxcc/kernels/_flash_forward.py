@@ -76,7 +76,7 @@ class Forward:
         self.before, self.within = (scale, 1.0) if bias is not None or scale <= 0 else (1.0, scale)
         # three parts of bfloat16 hold all bits of a float32
         self.ones = nl.ones((3, t.ROWS), dtype=nl.bfloat16)
-        self.identity = nl.load(nl.shared_identity_matrix(t.ROWS, dtype=dtype)) if bias is not None else None
+        self.identity: Any = nl.load(nl.shared_identity_matrix(t.ROWS, dtype=dtype)) if bias is not None else None
 
     def queries(self, q: Any) -> Any:
         """A block of queries (d, block), scaled where it has to be."""
@@ -115,7 +115,7 @@ class Forward:
     def _largest_of(self, place: Any, queries: Any, i: Any, keys: Any, bias: Any, query: Any, key: Any) -> None:
         """Write the largest score of each of 128 queries for 512 keys."""
         if self.seen(query, t.ROWS, key, t.BANK):
-            scores = nl.zeros((t.ROWS, t.BANK), dtype=nl.float32, buffer=nl.psum)
+            scores: Any = nl.zeros((t.ROWS, t.BANK), dtype=nl.float32, buffer=nl.psum)
             scores += nisa.nc_matmul(queries[:, nl.ds(i * t.ROWS, t.ROWS)], keys)
             if bias is not None:
                 scores += nisa.nc_matmul(self.identity, bias[:, i, :])
@@ -149,7 +149,7 @@ class Forward:
 
     def _exponentials(self, keys: Any, queries: Any, shift: Any, bias: Any, c: Any, query: Any, key: Any) -> Any:
         """(128 keys, block) of exponentials, zero where a query does not see a key."""
-        scores = nl.zeros((t.ROWS, self.block), dtype=nl.float32, buffer=nl.psum)
+        scores: Any = nl.zeros((t.ROWS, self.block), dtype=nl.float32, buffer=nl.psum)
         scores += nisa.nc_matmul(keys, queries)
         scores += nisa.nc_matmul(self.ones, shift)
         if bias is not None:
