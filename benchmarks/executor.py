@@ -138,7 +138,7 @@ def cases():
 
     def copy_of(*arrays):
         total = sum(a.nbytes for a in arrays) // 2
-        src, dst = np.zeros(total, np.uint8), np.ones(total, np.uint8)
+        src, dst = np.full(total, 2, np.uint8), np.ones(total, np.uint8)  # both written: untouched zeros are one page
         return lambda: np.copyto(dst, src)
 
     a, b = normal(2048, 2048), normal(2048, 2048)

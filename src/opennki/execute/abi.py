@@ -26,7 +26,7 @@ APPROXIMATE = frozenset({
 })  # fmt: skip
 """Functions whose last bits may differ from the interpreter's, within the bounds of docs/executor.md."""
 
-LOAD, LOAD_RAW, STORE, STORE_RAW, CONST, FUNC, SELECT, PRED, INDEX, FOLD, ROUND, EXACT, KEEP, KEPT = range(14)
+LOAD, LOAD_RAW, STORE, STORE_RAW, CONST, FUNC, SELECT, PRED, INDEX, FOLD, ROUND, EXACT, KEEP, KEPT, TREE = range(15)
 
 
 class Uop(C.Structure):

@@ -16,9 +16,11 @@ from opennki.execute import abi
 from opennki.execute.assemble import Program
 from opennki.execute.shapes import joined
 from opennki.ir.affine import Affine
-from opennki.ir.nodes import Instr
+from opennki.ir.nodes import Alloc, Instr
+from opennki.isa import dtypes
 
 Strides = tuple[int, ...]
+FAR = 4 << 20  # bytes from which on a tensor is not expected in the second-level cache
 
 
 @dataclass
@@ -304,3 +306,26 @@ def _widened(call: Call) -> Call:
     if walk is None or not walk.free or len(walk.shape) < 2 or walk.shape[-1] >= abi.SHORT:
         return call
     return over(call, walk) or call
+
+
+def is_far(alloc: Alloc) -> bool:
+    """Whether a tensor is in main memory and exceeds the caches of a core."""
+    return not alloc.on_chip and alloc.size * dtypes.itemsize(alloc.dtype) >= FAR
+
+
+def from_afar(call: Call, slot: int) -> Call:
+    """The call with its loads from a tensor that exceeds the caches marked as such."""
+    if call.kind != abi.K_EW:
+        return call
+    tiles = frozenset(n for n, (_, one) in enumerate(call.addresses) if one == slot)
+    return _with(call, call.addresses, known(call, ("afar", tiles), lambda: (_from_afar(call.what, tiles), call.shape)))
+
+
+def _from_afar(what: Any, tiles: frozenset[int]) -> Program:
+    old = what.structure
+    new, uops = abi.Elementwise.from_buffer_copy(old), (abi.Uop * max(1, old.n_uops))(*old.uops[: old.n_uops])
+    for op in uops[: old.n_uops]:
+        if op.code in (abi.LOAD, abi.LOAD_RAW, abi.TREE) and op.a in tiles:
+            op.pad = 1
+    new.uops = uops
+    return Program(new, (what, uops))

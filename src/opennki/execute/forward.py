@@ -12,7 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from opennki.execute import abi
-from opennki.execute.calls import SIZES, Call, Operand, kept_bytes, moved, operands, over_split, space
+from opennki.execute.calls import SIZES, Call, Operand, from_afar, is_far, kept_bytes, moved, operands, over_split, space
 from opennki.execute.nodes import Back, Divide, Loop, Made, Node, Run, Zero, inner, walk
 from opennki.execute.parallel import used, uses
 from opennki.ir.affine import Affine, Range, Var
@@ -220,7 +220,7 @@ def _redirected(node: Run, copied: Copied, steady: bool) -> Call | None:
     for address, (_, slot) in enumerate(node.call.addresses):
         if slot == copied.to[1]:
             call = _moved(call, address, copied, node.ranges, steady) if call is not None else None
-    return call
+    return from_afar(call, copied.source[1]) if call is not None and is_far(copied.origin.alloc) else call
 
 
 def _moved(call: Call, address: int, copied: Copied, ranges: dict[Var, Range], steady: bool = False) -> Call | None:

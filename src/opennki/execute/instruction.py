@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from opennki.execute import abi
-from opennki.execute.calls import Call
+from opennki.execute.calls import Call, is_far
 from opennki.execute.forms import TRANSLATOR, select
 from opennki.execute.places import Reach, reach_of
 from opennki.execute.program import Program, compile_values
@@ -22,7 +22,6 @@ from opennki.interpret.views import View
 from opennki.ir.affine import Affine, Range, Var
 from opennki.ir.nodes import Access, IndexTile, PredTile
 from opennki.ir.verify import call_view
-from opennki.isa import dtypes
 from opennki.isa.declare import Plumbing
 from opennki.isa.declare import Tile as TileSpec
 
@@ -33,7 +32,6 @@ MAX_ADDRESSES = 16  # of a call that is a single kernel
 SINGLE = frozenset({"tile", "const", "pred", "index", "call", "select", "fold", "round"})  # what elementwise programs are made of
 WHOLE = frozenset({"matmul", "scan", "pfold"})  # kernels of their own, over tiles
 DIRECT = SINGLE | WHOLE | {"exact"}
-FAR = 4 << 20  # bytes from which on a tensor is not expected in the second-level cache
 
 
 @dataclass
@@ -148,7 +146,7 @@ class Instruction:
             same=lambda a, b: _offset(a) == _offset(b) and (view_of(a) is view_of(b) or self.place(_whole(a)) == self.place(_whole(b))),
             apart=lambda a, b: (self.apart if _offset(a) == _offset(b) else self.disjoint)(_whole(a), _whole(b)),
             meets=lambda a, b: not self.disjoint(_whole(a), _whole(b)),
-            far=lambda source: self.far(view_of(source)),
+            far=lambda source: is_far(view_of(source).alloc),
             parts=True,
         )
         made = []
@@ -182,12 +180,6 @@ class Instruction:
         """The number of the error of an index that is outside."""
         self.lowering.broken.append(Broken(view, axis))
         return len(self.lowering.broken)
-
-    @staticmethod
-    def far(view: View) -> bool:
-        """Whether a tensor is in main memory and exceeds the caches of a core."""
-        alloc = view.alloc
-        return not alloc.on_chip and alloc.size * dtypes.itemsize(alloc.dtype) >= FAR
 
     @staticmethod
     def sources(pairs: list[tuple[Sym, Sym]]) -> set[int]:

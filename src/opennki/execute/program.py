@@ -185,6 +185,11 @@ def _special(program: Program, out: Sym, value: Sym) -> Made | None:
 # ---- elementwise ----------------------------------------------------------------------------------------------------
 
 
+def _read(op: abi.Uop) -> range:
+    """The tiles that an operation reads."""
+    return range(op.a, op.a + (op.b if op.code == abi.TREE else op.code in (abi.LOAD, abi.LOAD_RAW)))
+
+
 class Elementwise:
     """Values as one elementwise program: phases over the elements of a row, and once for the row."""
 
@@ -372,7 +377,23 @@ class Elementwise:
             made = self.register()
             self.emit(phase, abi.SELECT, made, a, b, c)
             return made
+        if sym.kind == "tree":
+            return self._tree(sym, phase)
         raise Unsupported(f"{sym.kind} inside an expression")
+
+    def _tree(self, sym: Sym, phase: tuple[int, int]) -> int:
+        """The tree of a function over elements of tiles, whose numbers follow each other."""
+        tiles = [(leaf.source, self.spread(leaf)) for leaf in sym.args]
+        first = self.tile_numbers.get(tiles[0], len(self.tiles))
+        if any(self.tile_numbers.get(tile) != first + i for i, tile in enumerate(tiles)):
+            first = len(self.tiles)
+            self.tiles += [(source, strides, self.program.dtype(source)) for source, strides in tiles]
+            for number, tile in enumerate(tiles, first):
+                self.tile_numbers[tile] = number
+        self.loaded += [(phase, source, first + i) for i, (source, _) in enumerate(tiles)]
+        made = self.register()
+        self.emit(phase, abi.TREE, made, first, len(tiles), fn=sym.name, pad=int(self.program.far(tiles[0][0])))
+        return made
 
     def _call(self, sym: Sym, phase: tuple[int, int]) -> int:
         entry = SCALAR[sym.name]
@@ -491,4 +512,4 @@ class Elementwise:
                     raise Unsupported("an operand that is read again after it has changed")
                 early.add((later, tile))
         for phase, ops in self.phases.items():
-            ops.sort(key=lambda op: not (op.code in (abi.LOAD, abi.LOAD_RAW) and (phase, op.a) in early))
+            ops.sort(key=lambda op: not any((phase, tile) in early for tile in _read(op)))

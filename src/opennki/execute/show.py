@@ -64,8 +64,8 @@ def _call(call: Call, names: dict[int, str]) -> str:
     if call.kind == abi.K_EW:
         what = call.what.structure
         used = [what.uops[i] for i in range(what.n_uops)]
-        done = [_NAMES[u.fn] if u.code == abi.FUNC else f"fold {_NAMES[u.fn]}" if u.code == abi.FOLD else _CODES[u.code]
-                for u in used if u.code in (abi.FUNC, abi.FOLD, *_CODES)]  # fmt: skip
+        done = [_NAMES[u.fn] if u.code == abi.FUNC else f"fold {_NAMES[u.fn]}" if u.code in (abi.FOLD, abi.TREE) else _CODES[u.code]
+                for u in used if u.code in (abi.FUNC, abi.FOLD, abi.TREE, *_CODES)]  # fmt: skip
         parts.append(f"({', '.join(done)})" if done else "(convert)")
     for n, (offset, slot) in enumerate(call.addresses):
         way = ways.get(n)

@@ -71,6 +71,8 @@ class _Unfold:
     def tree(self, fold: Sym) -> Sym:
         """A fold as its function, element by element."""
         values = [self.value(fold.args[0], at) for at in self.window]
+        if fold.args[0].kind == "tile":
+            return Sym("tree", self.shape, fold.dtype, tuple(values), fold.name)
         half = LANES // 2
         while half:
             joined = [Sym("call", self.shape, fold.dtype, (a, b), fold.name) for a, b in zip(values, values[half:], strict=False)]

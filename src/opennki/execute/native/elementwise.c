@@ -69,8 +69,10 @@ static void place(run *r, char *const *at, const nki_phase *p) {
         int good = 1;
         for (op *q = first; q < end && good; q++) {
             if (nki_stores(q) && q != o) good = relation(r, at, o->tile, q->tile) == APART;
-            if (nki_loads(q) && q > from && q < o) good = relation(r, at, o->tile, q->tile) == APART;
-            if (nki_loads(q) && q < from) good = relation(r, at, o->tile, q->tile) != MIXED;
+            for (int j = 0; j < q->count && q < o && good; j++) { /* what is read from there */
+                const int kind = relation(r, at, o->tile, q->tile + j);
+                good = q < from ? kind != MIXED : kind == APART;
+            }
         }
         if (good) from->place = TILE, from->number = o->tile, o->in_place = 1;
     }
@@ -133,7 +135,7 @@ static int prepare(run *r, char *const *at, int32_t *buffer, int32_t *current, i
 #define READ(x) (o->x = u->x < 0 ? row_slot(r, u->imm) : current[u->x])
             switch (u->code) {
             case NKI_LOAD:
-            case NKI_LOAD_RAW: o->tile = u->a, o->far_away = u->pad, uniform = flat(r, k->tiles[u->a].stride); break;
+            case NKI_LOAD_RAW: o->tile = u->a, o->count = 1, o->far_away = u->pad, uniform = flat(r, k->tiles[u->a].stride); break;
             case NKI_STORE:
             case NKI_STORE_RAW:
                 o->tile = u->d, o->far_away = u->pad, makes = 0, store = 1;
@@ -154,6 +156,7 @@ static int prepare(run *r, char *const *at, int32_t *buffer, int32_t *current, i
             case NKI_EXACT: READ(a), READ(b), o->dtype = u->c, o->sign = u->pad; break;
             case NKI_KEEP: READ(a), makes = 0; break;
             case NKI_KEPT: uniform = row_kept[u->a] >= 0; break;
+            case NKI_TREE: o->tile = u->a, o->count = u->b, o->far_away = u->pad, uniform = flat(r, k->tiles[u->a].stride); break;
             }
 #undef READ
             const int32_t reads[3] = {o->a, o->b, o->c};

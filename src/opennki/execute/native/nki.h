@@ -55,7 +55,9 @@ enum nki_uop_code {
     NKI_EXACT,      /* raw d = a fn b (add, subtract, multiply, maximum, minimum) in 64 bits, saturated to dtype c; a
                      * float dtype c: the float32 nearest to it. pad: bit 0, lanes of a have a sign; bit 1, those of b */
     NKI_KEEP,       /* register a, made in this phase, is kept as row number d; after everything that makes or reads it */
-    NKI_KEPT        /* d = the elements of kept row a */
+    NKI_KEPT,       /* d = the elements of kept row a */
+    NKI_TREE        /* d = the tree of function fn over an element of each of b tiles, a and those after it: what a fold of a row of
+                     * those 2 to 32 elements gives */
 };
 
 typedef struct {

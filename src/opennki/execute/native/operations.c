@@ -285,6 +285,7 @@ void nki_choose_step(const run *r, op *o) {
     case NKI_PRED: o->go = predicate; break;
     case NKI_INDEX: o->go = index_values; break;
     case NKI_FOLD: o->go = fold; break;
+    case NKI_TREE: o->go = nki_trees; break;
     case NKI_ROUND: o->go = rounded; break;
     case NKI_EXACT: o->go = exact; break;
     }

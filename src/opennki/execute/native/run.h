@@ -13,7 +13,7 @@ enum nki_place { HERE, TILE, KEPT }; /* where a slot is: a place of its own, a t
 struct op {
     void (*go)(const run *r, const op *o, const chunk *c); /* NULL: nothing is left to do */
     int32_t code, fn, d, a, b, c; /* d, a, b, c: slots; -1: none */
-    int32_t tile;                 /* tile, predicate or index expression */
+    int32_t tile, count;          /* tile, predicate or index expression; tiles that are read, from that on */
     int32_t uniform;              /* one value per row */
     int32_t in_place;             /* LOAD, STORE: memory itself is the slot */
     int32_t place, number;        /* enum nki_place of slot d, and which one */
@@ -57,6 +57,7 @@ static inline int nki_contiguous(const run *r, const nki_tile *t, int m, int l) 
 static inline int nki_loads(const op *o) { return o->code == NKI_LOAD || o->code == NKI_LOAD_RAW; }
 static inline int nki_stores(const op *o) { return o->code == NKI_STORE || o->code == NKI_STORE_RAW; }
 
+void nki_trees(const run *r, const op *o, const chunk *c);
 /* How an operation runs, after everything else about it is known. */
 void nki_choose_step(const run *r, op *o);
 
