@@ -44,8 +44,8 @@ class Part:
 
 @dataclass(eq=False)
 class Sym:
-    """A value. kind: tile, pred, index, const, call (scalar function `name`), select, fold, tree (a fold over `args`), round, exact, wide (an
-    operation on 64-bit integers), or one of `execute.steps`.
+    """A value. kind: tile, pred, index, const, call (scalar function `name`), select, fold, tree (a fold of `args`), round, exact,
+    wide (an operation on 64-bit integers), or one of `execute.steps`.
 
     strides: of a tile, pred or index, per dimension (bytes, or steps of the affine value); source: its number among the operands, a
     `Constant`, a temporary tile, or a `Part` of one; raw: bits of an element, not a number; axes: what a mask narrows each dimension with
