@@ -78,6 +78,7 @@ def test_names_that_public_kernels_import_exist():
     from neuronxcc.nki._private.private_api import core_barrier, sendrecv  # noqa: F401
     from neuronxcc.nki.compile import GenericKernel  # noqa: F401
     from neuronxcc.nki.compiler.backends.neuron.dimensions import VNC, CCPipeline  # noqa: F401
+    from neuronxcc.nki._private_kernels.attention import attention_isa_kernel  # noqa: F401
     from neuronxcc.nki.isa.constants import dge_mode, oob_mode  # noqa: F401
     from neuronxcc.nki.isa.neuron_isa import dma_copy  # noqa: F401
     from neuronxcc.nki.kernels.attention import FlashConfig, flash_attn_bwd, flash_fwd  # noqa: F401
@@ -91,8 +92,9 @@ def test_names_that_public_kernels_import_exist():
 
 
 MISSING = {
-    "import neuronxcc.nki._private_kernels": "neuronxcc.nki._private_kernels",
-    "from neuronxcc.nki._private_kernels.qkv import rmsnorm_qkv_isa_kernel": "neuronxcc.nki._private_kernels",
+    "import neuronxcc.nki._private_kernels.qkv": "neuronxcc.nki._private_kernels.qkv",
+    "from neuronxcc.nki._private_kernels.qkv import rmsnorm_qkv_isa_kernel": "neuronxcc.nki._private_kernels.qkv",
+    "from neuronxcc.nki._private_kernels.attention import no_such_name": "neuronxcc.nki._private_kernels.attention.no_such_name",
     "from neuronxcc.nki.compiler.backends.neuron.schedule import Schedule": ""
     "neuronxcc.nki.compiler.backends.neuron.schedule",
     "from neuronxcc.nki.language import no_such_name": "neuronxcc.nki.language.no_such_name",
@@ -126,7 +128,7 @@ def test_what_does_not_exist_says_so(line):
         ("nki", "nki"),
         ("nki.language", "nki"),
         ("jax_neuronx.core", "jax_neuronx.core"),
-        ("torch_neuronx.xla_impl.ops", "torch_neuronx.xla_impl"),
+        ("torch_neuronx.xla_impl.base", "torch_neuronx.xla_impl.base"),
         ("torch_xla.distributed.xla_backend", "torch_xla.distributed"),
     ],
 )
@@ -145,7 +147,7 @@ def test_libraries_that_ask_for_torch_xla_are_told_that_it_is_not_installed():
 
 
 def test_find_spec_answers_none_for_what_does_not_exist():
-    for name in ("nki", "neuronxcc.nki._private_kernels", "neuronxcc.no_such_name"):
+    for name in ("nki", "neuronxcc.nki._private_kernels.qkv", "neuronxcc.no_such_name"):
         assert importlib.util.find_spec(name) is None
     assert importlib.util.find_spec("neuronxcc.nki.language") is not None
     with pytest.raises(ModuleNotFoundError):

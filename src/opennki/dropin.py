@@ -59,6 +59,8 @@ MODULES: dict[str, str] = {
     f"{_NKI}.distributed": f"{_HERE}.distributed",
     f"{_NKI}._private": "",
     f"{_NKI}._private.private_api": f"{_HERE}.private_api",
+    f"{_NKI}._private_kernels": "",
+    f"{_NKI}._private_kernels.attention": f"{_HERE}.private_attention",
     f"{_NKI}.kernels": f"{_HERE}.kernels",
     **{
         f"{_NKI}.kernels.{name}": f"{_HERE}.kernels.{name}"
@@ -93,6 +95,8 @@ SHIMS: dict[str, str] = {
     "torch_xla.core.xla_model": f"{_TORCH}.xla_model",
     "torch_neuronx": f"{_TORCH}.torch_neuronx",
     "torch_neuronx.utils": f"{_TORCH}.neuronx_utils",
+    "torch_neuronx.xla_impl": "",
+    "torch_neuronx.xla_impl.ops": f"{_TORCH}.xla_ops",
     "jax_neuronx": "opennki.dialects.jax_neuronx",
 }
 

@@ -28,10 +28,6 @@ from opennki.lang.loops import normalise_grid
 
 # Source: api_legacy neuronxcc.nki.kernels, ._private.private_api
 KERNELS = {
-    "attention": [
-        "fused_self_attn_for_SD_small_head_size",
-        "attention_isa_kernel",
-    ],
     "allocated_attention": ["allocated_fused_self_attn_for_SD_small_head_size"],
     "allocated_fused_linear": ["allocated_fused_rms_norm_qkv"],
     "double_row_matmul": ["quantized_double_row_matmul"],

@@ -24,23 +24,28 @@ from opennki.dialects.neuronxcc.kernels import _tools as t
 _RESIDENT = 0.72  # part of SBUF that keys and values may take for the whole of a program
 
 
-def keys_and_values(k: Any, v: Any, dtype: Any, size: int, turned: bool) -> Any:
+def keys_and_values(k: Any, v: Any, dtype: Any, size: int, k_by_head: bool = True, v_by_head: bool = False) -> Any:
     """A function of a chunk index, which gives keys (d, size) and values (128, size / 128, d + 1), the last column ones.
 
-    k: (d, keys) and v: (keys, d), or (d, keys) if `turned`. They are loaded once where they fit, else by each call.
+    k and v: (d, keys) where `by_head`, else (keys, d). They are loaded once where they fit, else by each call.
     """
-    d, length = k.shape
+    d, length = k.shape if k_by_head else k.shape[::-1]
 
     def fill(keys: Any, values: Any, start: Any, tiles: int) -> None:
         """Load from key `start`: a chunk into all of keys and values."""
         part = nl.ds(start, size)
-        keys[...] = nl.load(k[:, part], dtype=dtype)
-        if turned:
+        row, tile, column = nl.mgrid[0 : t.ROWS, 0:tiles, 0:d]
+        if k_by_head:
+            keys[...] = nl.load(k[:, part], dtype=dtype)
+        else:
+            tall = nl.load(k[start + tile * t.ROWS + row, column], dtype=dtype)
+            for n in nl.affine_range(tiles):
+                keys[:, nl.ds(n * t.ROWS, t.ROWS)] = nl.copy(nisa.nc_transpose(tall[:, n, :]), dtype=dtype)
+        if v_by_head:
             wide = nl.load(v[:, part], dtype=dtype)
             for n in nl.affine_range(tiles):
                 values[:, n, 0:d] = nl.copy(nisa.nc_transpose(wide[:, nl.ds(n * t.ROWS, t.ROWS)]), dtype=dtype)
         else:
-            row, tile, column = nl.mgrid[0 : t.ROWS, 0:tiles, 0:d]
             values[:, :, 0:d] = nl.load(v[start + tile * t.ROWS + row, column], dtype=dtype)
         values[:, :, d : d + 1] = nl.ones((t.ROWS, tiles, 1), dtype=dtype)
 
@@ -65,13 +70,19 @@ def keys_and_values(k: Any, v: Any, dtype: Any, size: int, turned: bool) -> Any:
 class Forward:
     """The parts of the kernel that do not change between the blocks of one program.
 
-    block: queries that are worked on together, a multiple of 128. chunk: keys that are loaded together, a multiple of
-    512. bias: (queries, keys) in HBM or None. With a bias, or a scale that is not positive, queries come scaled.
+    queries, keys: lengths, multiples of 128. block: queries that are worked on together, 512 at most. chunk: keys that
+    are loaded together. Both are cut down to what divides the lengths. bias: (queries, keys) in HBM or None. dropout:
+    None, or the seed, a tile of ones (128, 128) and the rate. start: position of the first query. With a bias, or a
+    scale that is not positive, queries come scaled.
     """
 
-    def __init__(self, block: int, chunk: int, chunks: int, d: int, dtype: Any, scale: float, scope: t.Scope, bias: Any, dropout: Any):
-        self.block, self.chunk, self.chunks, self.d, self.dtype = block, chunk, chunks, d, dtype
-        self.tiles = block // t.ROWS
+    def __init__(self, queries: int, keys: int, d: int, dtype: Any, scale: float, scope: t.Scope, bias: Any = None, dropout: Any = None,
+                 block: int = t.BANK, chunk: int = 4 * t.BANK, start: Any = 0):
+        self.block, self.chunk = t.largest_divisor(queries, min(block, t.BANK)), t.largest_divisor(keys, chunk)
+        self.step = t.largest_divisor(self.chunk, t.BANK)  # keys of one product
+        self.start = start
+        self.chunks, self.d, self.dtype = keys // self.chunk, d, dtype
+        self.tiles = self.block // t.ROWS
         self.scope, self.bias, self.dropout = scope, bias, dropout
         self.before, self.within = (scale, 1.0) if bias is not None or scale <= 0 else (1.0, scale)
         # three parts of bfloat16 hold all bits of a float32
@@ -98,30 +109,30 @@ class Forward:
 
     def largest(self, load: Any, queries: Any, query: Any) -> Any:
         """(128, tiles) float32: the largest score that each query of the block sees."""
-        blocks = self.chunk // t.BANK
+        blocks = self.chunk // self.step
         found = nl.full((t.ROWS, self.tiles, self.chunks * blocks), t.LOWEST, dtype=nl.float32)
         for chunk in nl.affine_range(self.chunks):
             if self.seen(query, self.block, chunk * self.chunk, self.chunk):
                 keys, _ = load(chunk)
                 for b in nl.affine_range(blocks):
-                    key = chunk * self.chunk + b * t.BANK
-                    if self.seen(query, self.block, key, t.BANK):
-                        bias = self.biases(query, key, t.BANK) if self.bias is not None else None
+                    key = chunk * self.chunk + b * self.step
+                    if self.seen(query, self.block, key, self.step):
+                        bias = self.biases(query, key, self.step) if self.bias is not None else None
                         for i in nl.affine_range(self.tiles):
                             place = found[:, i, nl.ds(chunk * blocks + b, 1)]
-                            self._largest_of(place, queries, i, keys[:, nl.ds(b * t.BANK, t.BANK)], bias, query + i * t.ROWS, key)
+                            self._largest_of(place, queries, i, keys[:, nl.ds(b * self.step, self.step)], bias, query + i * t.ROWS, key)
         return nisa.tensor_reduce(np.max, found, axis=(2,))
 
     def _largest_of(self, place: Any, queries: Any, i: Any, keys: Any, bias: Any, query: Any, key: Any) -> None:
-        """Write the largest score of each of 128 queries for 512 keys."""
-        if self.seen(query, t.ROWS, key, t.BANK):
-            scores: Any = nl.zeros((t.ROWS, t.BANK), dtype=nl.float32, buffer=nl.psum)
+        """Write the largest score of each of 128 queries for `step` keys."""
+        if self.seen(query, t.ROWS, key, self.step):
+            scores: Any = nl.zeros((t.ROWS, self.step), dtype=nl.float32, buffer=nl.psum)
             scores += nisa.nc_matmul(queries[:, nl.ds(i * t.ROWS, t.ROWS)], keys)
             if bias is not None:
                 scores += nisa.nc_matmul(self.identity, bias[:, i, :])
-            if any(crosses for crosses, _, _ in self.scope.cuts(query, t.ROWS, key, t.BANK)):
+            if any(crosses for crosses, _, _ in self.scope.cuts(query, t.ROWS, key, self.step)):
                 inside = nl.copy(scores, dtype=nl.float32)
-                t.hide(inside, self.scope, query, key, (t.ROWS, t.BANK), False, t.LOWEST)
+                t.hide(inside, self.scope, query, key, (t.ROWS, self.step), False, t.LOWEST)
                 place[...] = nisa.tensor_reduce(np.max, inside, axis=(1,), keepdims=True)
             else:
                 place[...] = nisa.tensor_reduce(np.max, scores, axis=(1,), keepdims=True)
@@ -132,16 +143,16 @@ class Forward:
         place: what dropout needs to know of the block, a function of the tiles of queries and keys.
         """
         sums = [nl.zeros((t.ROWS, min(2, self.tiles - n), self.d + 1), dtype=nl.float32, buffer=nl.psum) for n in range(0, self.tiles, 2)]
-        blocks, each = self.chunk // t.BANK, t.BANK // t.ROWS
+        blocks, each = self.chunk // self.step, self.step // t.ROWS
         for chunk in nl.affine_range(self.chunks):
             if self.seen(query, self.block, chunk * self.chunk, self.chunk):
                 keys, values = load(chunk)
                 for b in nl.affine_range(blocks):
-                    key = chunk * self.chunk + b * t.BANK
-                    if self.seen(query, self.block, key, t.BANK):
-                        bias = self.biases(query, key, t.BANK) if self.bias is not None else None
+                    key = chunk * self.chunk + b * self.step
+                    if self.seen(query, self.block, key, self.step):
+                        bias = self.biases(query, key, self.step) if self.bias is not None else None
                         for c in nl.affine_range(each):
-                            columns = nl.ds(b * t.BANK + c * t.ROWS, t.ROWS)
+                            columns = nl.ds(b * self.step + c * t.ROWS, t.ROWS)
                             at = key + c * t.ROWS
                             exps = self._exponentials(keys[:, columns], queries, shift, bias, c, query, at)
                             self._add(sums, exps, values[:, b * each + c, :], place, (chunk * blocks + b) * each + c)
@@ -184,30 +195,36 @@ def _tile_of_block(place: Any, g: Any, first: Any, i: Any, key_tile: Any) -> Any
     return place(g, first + i, key_tile)
 
 
-def forward(
-    q: Any, k: Any, v: Any, o: Any, lse: Any, work: Forward, turned: bool, place: Any
-) -> None:
-    """One program: q (group, d, queries), k (d, keys), v (keys, d) or (d, keys) if turned, o (group, queries, d),
-    lse (group, 128, queries / 128) or None."""
+def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, work: Forward, place: Any = None, o_by_head: bool = False, **layouts: bool) -> None:
+    """One program: q (group, d, queries), k (d, keys), v (keys, d), o (group, queries, d), or (group, d, queries) if
+    `o_by_head`, lse (group, 128, queries / 128) or None. layouts: those of `keys_and_values`."""
     group, d, queries = q.shape
-    load = keys_and_values(k, v, work.dtype, work.chunk, turned)
+    load = keys_and_values(k, v, work.dtype, work.chunk, **layouts)
     tiles = work.tiles
     for g in nl.affine_range(group):
         logs = nl.ndarray((t.ROWS, queries // t.ROWS), dtype=nl.float32) if lse is not None else None
         for block in nl.affine_range(queries // work.block):
             query = block * work.block
             tile = work.queries(q[g, :, nl.ds(query, work.block)])
-            largest = work.largest(load, tile, query)
+            at = work.start + query
+            largest = work.largest(load, tile, at)
             shift = t.split_rows(nl.multiply(largest, -1.0), tiles)
-            sums = work.weighted(load, tile, shift, query, partial(_tile_of_block, place, g, block * tiles))
-            keep = 1.0 if work.dropout is None else 1.0 - work.dropout[2]
+            sums = work.weighted(load, tile, shift, at, partial(_tile_of_block, place, g, block * tiles))
+            if o_by_head:
+                wide = nl.ndarray((d, work.block), dtype=o.dtype)
             for i in range(tiles):
+                part = nl.ds(query + i * t.ROWS, t.ROWS)
                 total = sums[i // 2][:, i % 2, d : d + 1]
-                inverse = nl.reciprocal(total if keep == 1.0 else nl.multiply(total, keep))
+                inverse = nl.reciprocal(total if work.dropout is None else nl.multiply(total, 1.0 - work.dropout[2]))
                 out = nl.multiply(sums[i // 2][:, i % 2, 0:d], inverse, dtype=o.dtype)
-                nl.store(o[g, nl.ds(query + i * t.ROWS, t.ROWS), :], out)
+                if o_by_head:
+                    wide[:, i * t.ROWS : (i + 1) * t.ROWS] = nl.copy(nisa.nc_transpose(out), dtype=o.dtype)
+                else:
+                    nl.store(o[g, part, :], out)
                 if logs is not None:
                     top = nl.multiply(largest[:, i : i + 1], work.within)
                     logs[:, nl.ds(block * tiles + i, 1)] = nl.add(nl.log(total), top)
+            if o_by_head:
+                nl.store(o[g, :, nl.ds(query, work.block)], wide)
         if lse is not None:
             nl.store(lse[g], logs)

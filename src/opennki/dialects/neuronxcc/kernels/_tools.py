@@ -15,6 +15,7 @@ from opennki.errors import Loc, NkiError, NkiTypeError, NkiValueError, caller, u
 
 ROWS = 128  # partitions of a tile
 BANK = 512  # float32 elements of a PSUM bank, and the most that a matmul streams
+SD_SCALE = 0.125  # of the scores, in the kernels for Stable Diffusion
 LOWEST = -3.0e38  # below every score; finite, so that differences of it are numbers
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -231,3 +232,27 @@ def check_sequence(name: str, length: int) -> None:
         why="128 queries or keys fill the partitions of a tile",
         fix="pad the sequence, and hide the padding by a mask or bias",
     )
+
+
+def require_small_head(name: str, d: int) -> None:
+    """A head fits the partitions of a tile."""
+    require(
+        0 < d <= ROWS,
+        f"the head dimension is {d}",
+        operand=name,
+        rule="the head dimension is at most 128",
+        why="the contraction of queries and keys runs over the partitions",
+        fix=f"check the layout of {name}: d comes before the sequence",
+    )
+
+
+def check_small_attention(q: Any, k: Any, v: Any, k_shape: tuple[int, ...], layout: str) -> None:
+    """The rules of the kernels for Stable Diffusion: q (batch, d, seq), v (batch, seq, d)."""
+    batch, d, length = q.shape
+    for name, tensor in (("k_ref", k), ("v_ref", v)):
+        require_rank(name, tensor, 3, "(batch, seq, d)")
+    require_shape("k_ref", k, k_shape, layout)
+    require_shape("v_ref", v, (batch, length, d), "(batch, seq, d)")
+    require_one_dtype(q_ref=q, k_ref=k, v_ref=v)
+    require_small_head("q_ref", d)
+    check_sequence("q_ref", length)

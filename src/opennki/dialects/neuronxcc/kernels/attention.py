@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import opennki.dialects.neuronxcc.language as nl
-from opennki.dialects.neuronxcc._later import later
 from opennki.dialects.neuronxcc._missing import missing
 from opennki.dialects.neuronxcc.kernels import _flash_backward, _flash_forward, _tools
 from opennki.kernels.entry import jit
@@ -68,14 +67,7 @@ def flash_fwd(
     batch, heads, d, queries = q.shape
     kv_heads, keys = k.shape[1], k.shape[3]
     turned = config.should_transpose_v
-    _tools.require(
-        0 < d <= _tools.ROWS,
-        f"the head dimension is {d}",
-        operand="q",
-        rule="flash_fwd takes d <= 128",
-        why="the contraction of q and k runs over the partitions",
-        fix="q has the layout (batch, heads, d, seq); is it transposed?",
-    )
+    _tools.require_small_head("q", d)
     _tools.require_shape("k", k, (batch, kv_heads, d, keys), "(batch, kv_heads, d, seq_k)")
     layout = "(batch, kv_heads, d, seq_k)" if turned else "(batch, kv_heads, seq_k, d)"
     _tools.require_shape("v", v, (batch, kv_heads, d, keys) if turned else (batch, kv_heads, keys, d), layout)
@@ -130,17 +122,17 @@ def flash_fwd(
     dropout = None
     if dropout_p > 0.0:
         dropout = (_tools.load_seed(seed, "seed"), nl.ones((_tools.ROWS, _tools.ROWS), dtype=dtype), float(dropout_p))
-    most = _tools.ROWS * min(4, max(1, config.attn_core_tile_size))
     work = _flash_forward.Forward(
-        block=_tools.largest_divisor(queries, most),
+        queries,
+        keys,
+        d,
+        dtype,
+        scale,
+        _tools.Scope(use_causal_mask, sliding_window),
+        None if logit_bias is None else logit_bias[0, 0],
+        dropout,
+        block=_tools.ROWS * max(1, config.attn_core_tile_size),
         chunk=size,
-        chunks=keys // size,
-        d=d,
-        dtype=dtype,
-        scale=scale,
-        scope=_tools.Scope(use_causal_mask, sliding_window),
-        bias=None if logit_bias is None else logit_bias[0, 0],
-        dropout=dropout,
     )
 
     def place(g: Any, query_tile: Any, key_tile: Any) -> Any:
@@ -148,7 +140,7 @@ def flash_fwd(
 
     mine = nl.ds(kv * group, group)
     _flash_forward.forward(
-        q[b, mine], k[b, kv], v[b, kv], o[b, mine], None if lse is None else lse[b, mine], work, turned, place
+        q[b, mine], k[b, kv], v[b, kv], o[b, mine], None if lse is None else lse[b, mine], work, place, v_by_head=turned
     )
     return (o, lse) if config.training else o
 
@@ -250,10 +242,96 @@ def flash_attn_bwd(
     return (dq, dk, dv) if sinks is None else (dq, dk, dv, dsinks)
 
 
-fused_self_attn_for_SD_small_head_size = later(
-    _M, "fused_self_attn_for_SD_small_head_size", "Self-attention in one kernel, for small head sizes."
-)
-attention_isa_kernel = later(_M, "attention_isa_kernel", "Attention on instructions.")
+@jit
+def fused_self_attn_for_SD_small_head_size(
+    q_ref: Any, k_ref: Any, v_ref: Any, use_causal_mask: bool = False, mixed_precision: bool = True
+) -> Any:
+    """softmax(0.125 q.T k, masked) v of Stable Diffusion, for the grid [batch].
+
+    q_ref: (batch, d, seq), k_ref and v_ref: (batch, seq, d), all of one dtype; d <= 128, seq a multiple of 128.
+    mixed_precision: products of bfloat16, else of the inputs' dtype; sums and softmax are float32. Returns (batch, seq, d).
+    Errors: NkiValueError and NkiTypeError for arguments against these rules.
+    """
+    _tools.require_rank("q_ref", q_ref, 3, "(batch, d, seq)")
+    batch, d, length = q_ref.shape
+    _tools.check_small_attention(q_ref, k_ref, v_ref, (batch, length, d), "(batch, seq, d)")
+    _tools.require_grid((batch,), "batch")
+    out = nl.ndarray((batch, length, d), dtype=q_ref.dtype, buffer=nl.shared_hbm)
+    dtype = _tools.product_dtype(q_ref.dtype, mixed_precision)
+    work = _flash_forward.Forward(length, length, d, dtype, _tools.SD_SCALE, _tools.Scope(use_causal_mask, 0))
+    b = nl.program_id(0)
+    one = nl.ds(b, 1)
+    _flash_forward.forward(q_ref[one], k_ref[b], v_ref[b], out[one], None, work, k_by_head=False)
+    return out
+
+
+_ISA_KERNELS = {"CausalAttentionMMSoftmaxMMWithoutSwap": True, "AttentionMMSoftmaxMMWithoutSwap": False}
+
+
+def attention_isa_kernel(
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: float,
+    out: Any,
+    kernel_name: str = "CausalAttentionMMSoftmaxMMWithoutSwap",
+) -> None:
+    """softmax(scale q.T k, masked) v, written to `out`: a plain function, which callers jit, `nki_jit()(attention_isa_kernel)`.
+
+    q: (batch * heads, d, seq_q) with d <= 128, k: (batch * heads, d, seq_k), v: (batch * heads, seq_k, d), all of one dtype;
+    k and v may have fewer heads, which divide those of q: head h of q takes head h * kv_heads // heads. Sequences are
+    multiples of 128. out: (batch * heads, d, seq_q), or (batch * heads, seq_q, d) if it has that shape only. kernel_name:
+    "CausalAttentionMMSoftmaxMMWithoutSwap", or "AttentionMMSoftmaxMMWithoutSwap" without a mask. Grid: none, or [n], whose
+    programs share out the heads, or the queries where n does not divide the heads. Products of the inputs' dtype; sums and
+    softmax are float32. Source: callers in public repositories, as the vendor's body is not public. Errors: NkiValueError
+    and NkiTypeError for arguments against these rules.
+    """
+    causal = _ISA_KERNELS.get(kernel_name)
+    _tools.require(
+        causal is not None,
+        f"kernel_name is {kernel_name!r}",
+        operand="kernel_name",
+        rule="kernel_name is one of " + ", ".join(_ISA_KERNELS),
+        why="the name says which mask is used",
+        fix="pass one of these names",
+    )
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
+        _tools.require_rank(name, tensor, 3, "(batch * heads, d, seq)")
+    heads, d, queries = q.shape
+    kv_heads, _, keys = k.shape
+    _tools.require_shape("k", k, (kv_heads, d, keys), "(batch * heads, d, seq_k)")
+    _tools.require_shape("v", v, (kv_heads, keys, d), "(batch * heads, seq_k, d)")
+    by_head = tuple(out.shape) == (heads, d, queries)
+    _tools.require_shape("out", out, (heads, d, queries) if by_head else (heads, queries, d), "(batch * heads, d, seq_q) or (.., seq_q, d)")
+    _tools.require_one_dtype(q=q, k=k, v=v)
+    _tools.require_small_head("q", d)
+    _tools.check_attention(heads, kv_heads, 0.0, float(scale), None, "", queries, keys)
+    _tools.check_sequence("q", queries)
+    _tools.check_sequence("k", keys)
+
+    programs = nl.num_programs(0) if nl.program_ndim() else 1
+    if nl.program_ndim():
+        _tools.require_grid((programs,), "programs")
+    me: Any = nl.program_id(0) if programs > 1 else 0
+    part = queries if heads % programs == 0 else queries // programs
+    _tools.require(
+        heads % programs == 0 or (part % _tools.ROWS == 0 and part * programs == queries),
+        f"{programs} programs for {heads} heads of {queries} queries",
+        operand="grid",
+        rule="the programs divide the heads, or the tiles of 128 queries",
+        fix="launch it without a grid",
+    )
+    mine = heads // programs if part == queries else heads
+    first_head, first = (me * mine, 0) if part == queries else (0, me * part)
+    scope = _tools.Scope(bool(causal), 0)
+    work = _flash_forward.Forward(part, keys, d, q.dtype, float(scale), scope, start=first)
+    columns = nl.ds(first, part)
+    for h in nl.affine_range(mine):
+        one = nl.ds(first_head + h, 1)
+        kv = first_head + h if kv_heads == heads else (first_head + h) // (heads // kv_heads)
+        into = out[one, :, columns] if by_head else out[one, columns]
+        _flash_forward.forward(q[one, :, columns], k[kv], v[kv], into, None, work, o_by_head=by_head)
+
 
 __all__ = ["FlashConfig", "attention_isa_kernel", "flash_attn_bwd", "flash_fwd", "fused_self_attn_for_SD_small_head_size"]
 __getattr__ = missing(_M)
