@@ -31,7 +31,6 @@ KERNELS = {
     "allocated_attention": ["allocated_fused_self_attn_for_SD_small_head_size"],
     "allocated_fused_linear": ["allocated_fused_rms_norm_qkv"],
     "double_row_matmul": ["quantized_double_row_matmul"],
-    "vision": ["select_and_scatter_kernel", "resize_nearest_fixed_dma_kernel", "adaptive_avg_pool2d_kernel"],
     "tutorial": ["add_kernel_nx8x128x512"],
 }
 LATER = (
