@@ -116,6 +116,29 @@ def letters(x, peers):
     return paired, ring, received, both
 
 
+def test_gathered_and_scattered_rows_of_another_shape():
+    """Along dimension 0 the parts follow each other in memory: (1, ranks * rows, n) holds as many (1, rows, n)."""
+    parts = [np.random.default_rng(r).standard_normal((1, 16, 8)).astype(np.float32) for r in range(4)]
+    groups = [[0, 2], [3, 1]]
+
+    @nki.jit(platform_target="trn2")
+    def kernel(x):
+        whole = nl.ndarray((1, 64, 8), dtype=x.dtype, buffer=nl.shared_hbm)
+        mine = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nl.store(whole[0], nl.zeros((64, 8), x.dtype))
+        there = whole[0:1, 16:48, :]
+        nccl.all_gather(op=np.add, srcs=[x], dsts=[there], replica_groups=groups, all_gather_dim=0)
+        nccl.reduce_scatter(op=np.add, srcs=[there], dsts=[mine], replica_groups=groups, reduce_scatter_dim=0)
+        return whole, mine
+
+    for checks in ("full", "off"):
+        got = opennki.launch(kernel, 4, lambda r: (parts[r],), checks=checks)
+        for rank, (whole, mine) in enumerate(got):
+            group = next(g for g in groups if rank in g)
+            np.testing.assert_array_equal(whole[0, 16:48], np.concatenate([parts[r][0] for r in group]))
+            np.testing.assert_array_equal(mine, 2 * parts[rank])
+
+
 def test_letters():
     x = inputs(4)
     got = opennki.launch(letters, 4, lambda r: (x[r], (1, 2, 3, 0)))

@@ -103,6 +103,7 @@ def test_facts_of_a_tensor():
     def kernel(x):
         t = nl.ndarray((nl.par_dim(128), 4), nl.float16, buffer=nl.psum, name="acc")
         assert t.buffer is nl.psum and t.name == "acc" and t.itemsize == 2 and t.ndim == 2
+        assert t.shape_2d == (128, 4) and nl.ndarray((8, 3, 4), nl.float16).shape_2d == (8, 12)
         assert nl.ndarray([3, 4], "float32").buffer is nl.sbuf and nl.hbm is nl.private_hbm
         assert nl.gemm_grid().p.shape == (128, 512) and nl.gemm_stationary_grid().x.shape == (128, 128)
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
@@ -215,3 +216,18 @@ def test_direct_allocation_is_noted():
         return out
 
     fails("err_transpose_on_tensor_engine_not_allowed_in_allocated_kernel", product, x, y)
+
+
+def test_a_fill_whose_place_the_compiler_chooses_may_be_allocated_directly():
+    x = sample((16, 8), FP32, 3)
+
+    def kernel(x):
+        out = nl.ndarray((16, 8), x.dtype, buffer=nl.shared_hbm)
+        tile = nl.ndarray((16, 8), x.dtype, buffer=allocated_sbuf.mod_alloc(base_addr=0))
+        zero = nl.zeros((16, 8), x.dtype, buffer=allocated_sbuf.mod_alloc(base_addr=1024), lazy_initialization=True)
+        tile[...] = nl.load(x)
+        zero[...] = nl.add(zero, tile, max_free_vec_size=512)
+        nl.store(out, zero)
+        return out
+
+    close(run(kernel, x), x)

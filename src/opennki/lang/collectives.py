@@ -7,6 +7,7 @@ neuronxcc.nki.nccl).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from opennki.errors import NkiTypeError, NkiValueError
@@ -57,13 +58,25 @@ def all_reduce(name: str, srcs: Any, dsts: Any, op: Any, groups: Any, extra: dic
 def all_gather(name: str, srcs: Any, dsts: Any, op: Any, dim: int, groups: Any, extra: dict[str, Any]) -> None:
     """dsts[i] = the srcs[i] of the group, joined; the operator means nothing."""
     sources, targets, _ = lists(name, srcs, dsts, op)
+    targets = [_in_a_row(large, small, dim, groups) for large, small in zip(targets, sources, strict=False)] + targets[len(sources) :]
     pairs(name, "rank_all_gather", sources, targets, extra, all_gather_dim=dim, replica_groups=groups)
 
 
 def reduce_scatter(name: str, srcs: Any, dsts: Any, op: Any, dim: int, groups: Any, extra: dict[str, Any]) -> None:
     """dsts[i] = this rank's shard of op over the srcs[i] of the group."""
     sources, targets, op = lists(name, srcs, dsts, op)
+    sources = [_in_a_row(large, small, dim, groups) for large, small in zip(sources, targets, strict=False)] + sources[len(targets) :]
     pairs(name, "rank_reduce_scatter", sources, targets, extra, op=op, reduce_scatter_dim=dim, replica_groups=groups)
+
+
+def _in_a_row(large: Tensor, small: Tensor, dim: int, groups: Any) -> Tensor:
+    """The large tensor of a collective along dimension 0 as the small ones of a group one after the other, where it has as many elements in
+    another shape: public kernels pass (1, n * rows, columns) for n times (1, rows, columns)."""
+    count = len(groups[0]) if groups and hasattr(groups[0], "__len__") else 0
+    wanted = (small.shape[0] * count, *small.shape[1:]) if small.shape else ()
+    if dim != 0 or not count or tuple(large.shape) == wanted or prod(large.shape) != prod(wanted):
+        return large
+    return large.reshape(wanted)
 
 
 def all_to_all(name: str, srcs: Any, dsts: Any, op: Any, split: int, concat: int, groups: Any, extra: dict[str, Any]) -> None:

@@ -121,8 +121,9 @@ def _check_on_chip(sizes: tuple[int, ...], pdim: int, kind: str, where: Buffer, 
         )
 
 
-def full(shape: Any, value: Any, dtype: Any, buffer: Any = None, name: str = "") -> Tensor:
-    """A new on-chip tensor filled with a number.
+def full(shape: Any, value: Any, dtype: Any, buffer: Any = None, name: str = "", lazy: Any = False) -> Tensor:
+    """A new on-chip tensor filled with a number. A directly allocated one has none, unless the compiler may choose where it is filled
+    (`lazy`, the undocumented lazy_initialization).
 
     Raises err_hbm_tensor_with_init_value_not_supported,
     err_tensor_creation_on_scratchpad_with_init_value_not_supported.
@@ -130,7 +131,7 @@ def full(shape: Any, value: Any, dtype: Any, buffer: Any = None, name: str = "")
     where = buffer_of(buffer)
     if where.space not in ("sbuf", "psum"):
         raise make("err_hbm_tensor_with_init_value_not_supported", f"a filled tensor in {where!r}")
-    if where.placement is not None:
+    if where.placement is not None and not lazy:
         raise make(
             "err_tensor_creation_on_scratchpad_with_init_value_not_supported",
             f"a filled tensor with a placement in {where!r}",

@@ -11,6 +11,7 @@ HINTS = frozenset(
     {
         "name",
         "lazy_initialization",
+        "max_free_vec_size",
         "no_reorder",
         "loc",
         "dge_mode",

@@ -5,6 +5,7 @@ Source: api_legacy section 1 (indexing, views, outputs) and entry `neuronxcc.nki
 from __future__ import annotations
 
 import operator
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,12 @@ class Tensor:
     def ndim(self) -> int:
         """Number of dimensions."""
         return len(self.access.shape)
+
+    @property
+    def shape_2d(self) -> tuple[int, int]:
+        """(partitions, elements of each) of a tile: dimension 0, and the others as one. Undocumented; public kernels use it."""
+        shape = self.access.shape
+        return (shape[0] if shape else 1), prod(shape[1:])
 
     @property
     def itemsize(self) -> int:

@@ -273,7 +273,7 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **kwa
 def zeros(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **kwargs: Any) -> Tensor:
     """A new on-chip tensor of zeros."""
     check_extra("nl.zeros", kwargs)
-    return create.full(shape, 0, dtype, buffer, name)
+    return create.full(shape, 0, dtype, buffer, name, kwargs.get("lazy_initialization"))
 
 
 def ones(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **kwargs: Any) -> Tensor:
