@@ -84,6 +84,23 @@ def test_an_error_of_one_rank_ends_all(at):
     assert "test_processes.py:" in str(caught.value)
 
 
+@pytest.mark.parametrize("options", [{}, {"processes": 3}, {"processes": 3, "checks": "off"}], ids=str)
+@pytest.mark.parametrize("at", [0, 2])
+def test_an_index_outside_of_its_tensor_is_one_in_any_process(at, options):
+    def kernel(x, rows):
+        out, mine = (nl.ndarray((2, 2), dtype=x.dtype, buffer=nl.shared_hbm) for _ in range(2))
+        nl.store(mine, nl.load(x[nl.load(rows), nl.arange(2)[None, :]]))
+        dist.all_reduce([mine], [out], np.add)
+        return out
+
+    rows = [np.array([[0], [9 if r == at else 1]], np.int32) for r in range(3)]
+    with pytest.raises(IndexError) as caught:
+        opennki.launch(nki.jit(kernel, platform_target="trn2"), 3, lambda r: (np.ones((4, 2), np.float32), rows[r]), **options)
+    report = caught.value if isinstance(caught.value, NkiError) else caught.value.__cause__
+    assert report.code == "err_tensor_access_out_of_bound" and f"rank {at}: " in str(report), report
+    assert "test_processes.py:" in str(report) and "index is 9" in str(report)
+
+
 def test_an_error_that_comes_when_all_else_is_done(monkeypatch):
     """The first process has ended its ranks and waits for the others; it must not go on before it knows what their message says."""
     failed = schedule.Scheduler.failed

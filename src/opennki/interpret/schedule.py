@@ -48,6 +48,11 @@ def run_all(
     Scheduler(instances, order, world_of, progress, link).run(max(1, min(threads, len(order))))
 
 
+def report_of(error: BaseException) -> NkiError | None:
+    """What an error says of the kernel: itself, or its cause, as of the IndexError of a runtime index outside of its tensor."""
+    return error if isinstance(error, NkiError) else error.__cause__ if isinstance(error.__cause__, NkiError) else None
+
+
 class Scheduler:
     """Members that can run and meetings that can be completed, and the threads that do it."""
 
@@ -96,8 +101,9 @@ class Scheduler:
         if self.failures:
             member, error = min(self.failures, key=lambda f: f[0])
             several = self.exchange.post is not None or len({m[0] for m in self.instances}) > 1
-            if isinstance(error, NkiError) and several and member[0] >= 0:
-                error.message = f"rank {member[0]}: {error.message}"
+            report = report_of(error)
+            if report is not None and several and member[0] >= 0:
+                report.message = f"rank {member[0]}: {report.message}"
             raise error
         if self.exchange.pending:
             raise self.exchange.stuck(self.ended, self.absent())

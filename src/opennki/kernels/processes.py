@@ -17,9 +17,11 @@ import numpy as np
 
 from opennki import settings
 from opennki.errors import NkiError, NkiValueError
+from opennki.interpret.schedule import report_of
 from opennki.kernels.launch import Rank, Task
 from opennki.ranks import mesh
 from opennki.ranks.remote import Run
+from opennki.ranks.terminate import reports_first
 
 ENGINES = ("auto", "threads", "processes", "tcp", "gloo", "ray")
 PATIENCE = 5.0  # seconds that a process which has been told to stop gets to do so
@@ -96,10 +98,11 @@ def _child(task: Task, members: dict[int, Rank], worlds: list[Any], channel: mes
         ours = {r: m for r, m in members.items() if owner(r) == channel.process}
         task.run(ours, worlds, Run(channel, owner, task.ranks), threads=1)
         status = 0
-    except NkiError:
-        status = 0  # the parent has it
     except BaseException as exc:
-        print(f"opennki: process {channel.process}: {type(exc).__name__}: {exc}", file=sys.stderr)
+        if report_of(exc) is not None:
+            status = 0  # the parent has it
+        else:
+            print(f"opennki: process {channel.process}: {type(exc).__name__}: {exc}", file=sys.stderr)
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -146,7 +149,8 @@ def joined(task: Task, name: str) -> list[Any]:
     ours = {r: m for r, m in members.items() if owner(r) == channel.process}
     _channel = (None, number)
     try:
-        task.run(ours, worlds, Run(channel, owner, task.ranks, getattr(channel, "number", number)), threads=1)
+        with reports_first():
+            task.run(ours, worlds, Run(channel, owner, task.ranks, getattr(channel, "number", number)), threads=1)
     except BaseException:
         channel.close()
         raise

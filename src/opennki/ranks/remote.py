@@ -18,7 +18,7 @@ import numpy as np
 
 from opennki.errors import UNKNOWN, Loc, NkiError, NkiIndexError, NkiParseError, NkiReadError, NkiTypeError, NkiValueError
 from opennki.interpret.programs import Brought, Exchange, Job, Waiting, stuck
-from opennki.interpret.schedule import Scheduler
+from opennki.interpret.schedule import Scheduler, report_of
 from opennki.isa.meeting import Member
 from opennki.ranks import wire
 from opennki.ranks.mesh import Channel
@@ -327,10 +327,12 @@ def _member(value: Any) -> Member:
 
 
 def _of_error(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, NkiError):
-        kind = next((k.__name__ for k in type(error).__mro__ if k.__name__ in _KINDS), "NkiError")
-        return {"error": kind, "message": error.message, "code": error.code, "loc": [error.loc.file, error.loc.line, error.loc.function],
-                "operand": error.operand, "rule": error.rule, "why": error.why, "fix": error.fix}  # fmt: skip
+    report = report_of(error)
+    if report is not None:
+        kind = next((k.__name__ for k in type(report).__mro__ if k.__name__ in _KINDS), "NkiError")
+        place = [report.loc.file, report.loc.line, report.loc.function]
+        return {"error": kind, "message": report.message, "code": report.code, "loc": place,
+                "operand": report.operand, "rule": report.rule, "why": report.why, "fix": report.fix}  # fmt: skip
     return {"error": "NkiError", "message": f"a rank of another process stopped: {type(error).__name__}: {error}", "code": "",
             "loc": None, "operand": "", "rule": "", "why": "", "fix": ""}  # fmt: skip
 

@@ -96,6 +96,19 @@ elif way == "interrupted":
     else:
         time.sleep(3)
         attempt(lambda: total(shards[me]))
+elif way.startswith("ended"):  # as torchrun does it, which asks the others to end before it is known to them that one has
+    if me == 1:
+        time.sleep(1.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    attempt((lambda: total(shards[me])) if way == "ended" else lambda: opennki.launch(total, 2, lambda r: (torch.ones(2, 2),)))
+    time.sleep(10)
+elif way == "asked":
+    if me == 0:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    else:
+        time.sleep(5)
+    attempt(lambda: total(shards[me]))
 elif way == "late":
     if me == 1:
         time.sleep(4)

@@ -54,6 +54,19 @@ def test_a_process_that_is_gone_is_named_and_the_others_end(way, named, end):
     assert (status, out.splitlines()[-1:], other) == (0, ["0 ends"], end), err
 
 
+@pytest.mark.parametrize("way", ["ended", "ended launch"])
+def test_a_report_comes_before_sigterm_has_its_effect(way):
+    """A process is asked to end, and hears then that another one has gone: it says so, and ends by the signal all the same."""
+    (status, out, err), (other, _, _) = run(way)
+    assert "the process of rank 1 has gone" in out, out + err
+    assert (status, other) == (-15, -9), err
+
+
+def test_sigterm_ends_a_wait():
+    (status, out, _), (other, theirs, err) = run("asked")
+    assert (status, other) == (-15, 0) and not out and "the process of rank 0 has gone" in theirs, theirs + err
+
+
 def test_ctrl_c_ends_a_wait():
     (status, out, err), (other, theirs, _) = run("interrupted")
     assert (status, other) == (0, 0) and "interrupted" in out, out + err

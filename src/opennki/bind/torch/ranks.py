@@ -17,6 +17,7 @@ import torch.distributed as dist
 from opennki.bind.gathering import RankCall
 from opennki.bind.host import HostKernel
 from opennki.bind.joined import Joined
+from opennki.ranks.terminate import reports_first
 
 _calls = count()
 
@@ -49,10 +50,11 @@ def run(kernel: HostKernel, inputs: Sequence[np.ndarray], outputs: Sequence[np.n
     except BaseException as exc:
         gathering.refuse(rank, exc)
         raise
-    while not ended.is_set():
-        try:
-            ended.wait()
-        except BaseException as exc:  # Ctrl-C: the buffers are used until the others know
-            gathering.failed((rank, 0), exc)
-    if errors:
-        raise errors[0]
+    with reports_first():
+        while not ended.is_set():
+            try:
+                ended.wait()
+            except BaseException as exc:  # Ctrl-C: the buffers are used until the others know
+                gathering.failed((rank, 0), exc)
+        if errors:
+            raise errors[0]
