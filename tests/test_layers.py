@@ -12,7 +12,7 @@ PACKAGE = SRC / "opennki"
 
 # A layer may import itself and what stands before it. A new module or folder is given its place here.
 LAYERS = (
-    ("_version", "catalogue", "collector", "errors", "settings"),
+    ("_version", "background", "catalogue", "collector", "errors", "settings"),
     ("isa",),
     ("ir",),
     ("lang",),

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
+from opennki import background
 from opennki.bind import fpmode
 
 IDLE_SECONDS = 5.0  # after which a thread without work ends
@@ -38,7 +39,12 @@ class Elastic:
                 self.idle -= 1
                 self.work.put(task)
                 return
-        threading.Thread(target=self._run, args=(task,), name="opennki-elastic", daemon=True).start()
+        try:
+            background.start(self._run, task, name="opennki-elastic")
+        except BaseException:
+            with self.lock:
+                self.busy -= 1
+            raise
 
     def _run(self, task: Callable[[], None]) -> None:
         fpmode.enter()  # a thread begins in the mode of the one that started it

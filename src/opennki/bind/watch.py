@@ -17,7 +17,7 @@ import threading
 import time
 from typing import Protocol
 
-from opennki import settings
+from opennki import background, settings
 
 INTERVAL = 0.1  # seconds between two looks
 LOOKS = 10  # in a row at which nothing happens
@@ -52,7 +52,7 @@ class Watch:
             self.waiting[id(one)] = one
             if not self.running:
                 self.running = True
-                threading.Thread(target=self._look, name="opennki-watch", daemon=True).start()
+                background.start(self._look, name="opennki-watch")
 
     def remove(self, one: Watched) -> None:
         """It waits no more."""

@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from opennki import background
 from opennki.errors import UNKNOWN, NkiError
 from opennki.ranks import wire
 from opennki.ranks.mesh import exactly, hear, say
@@ -106,7 +107,7 @@ class Hub:
             to.sendall(frame)
 
     def _thread(self, work: Callable[..., None], *args: Any) -> None:
-        threading.Thread(target=work, args=args, name="opennki-hub", daemon=True).start()
+        background.start(work, *args, name="opennki-hub")
 
     def _call(self, peer: int, until: float) -> None:
         """Connect to a lower process, once it has said where it is."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from opennki import background
 from opennki.errors import UNKNOWN, Loc, NkiError, NkiIndexError, NkiParseError, NkiReadError, NkiTypeError, NkiValueError
 from opennki.interpret.programs import Brought, Exchange, Job, Waiting, stuck
 from opennki.interpret.schedule import Scheduler, report_of
@@ -57,8 +58,8 @@ class Run:
         self.lock = threading.Condition()
         self.queued = 0  # bytes
         self.stopping = self.stopped = False  # an error has come; the scheduler has it
-        self.senders: list[threading.Thread] = []
-        self.receivers: list[threading.Thread] = []
+        self.senders: list[background.Started] = []
+        self.receivers: list[background.Started] = []
         self.scheduler: Scheduler | None = None
         self.states: dict[int, dict[str, Any]] = {}  # of process 0: what the others have told
         self.round = 0
@@ -92,9 +93,7 @@ class Run:
         self.scheduler = scheduler
         for peer in self.peers:
             for work, threads in ((self._send, self.senders), (self._receive, self.receivers)):
-                thread = threading.Thread(target=work, args=(peer,), name=f"opennki-peer-{peer}", daemon=True)
-                threads.append(thread)
-                thread.start()
+                threads.append(background.start(work, peer, name=f"opennki-peer-{peer}"))
 
     def idle(self, scheduler: Scheduler) -> None:
         """Nothing can run here now: process 0 is told, once for each state."""
@@ -267,7 +266,7 @@ class Run:
     def _ask(self, number: int) -> None:
         self._everyone({"kind": "ask", "round": number})
         # the lock of the scheduler may be held by a thread that waits for ours
-        threading.Thread(target=self._answer, args=(number,), daemon=True).start()
+        background.start(self._answer, number, name="opennki-answer")
 
     def _answer(self, number: int) -> None:
         assert self.scheduler is not None
