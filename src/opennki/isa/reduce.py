@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opennki.isa.scalar import SCALAR, ScalarFunction, resolve
+from opennki.isa.zeros import MAXIMUM, MINIMUM
 
 Array = npt.NDArray[Any]
 LANES = 32
@@ -30,8 +31,8 @@ _STEP: dict[str, np.ufunc] = {
     "add": np.add,
     "subtract": np.add,  # of negated elements
     "multiply": np.multiply,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
+    "maximum": MAXIMUM,
+    "minimum": MINIMUM,
     "logical_and": np.logical_and,
     "logical_or": np.logical_or,
     "logical_xor": np.logical_xor,

@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from opennki.isa.zeros import MAXIMUM, MINIMUM
+
 Array = npt.NDArray[Any]
 Fn = Callable[..., Any]
 
@@ -324,9 +326,9 @@ for _name, _fn, _c, _engines, _doc, _more in (
     ("multiply", np.multiply, "a * b", "vector gpsimd scalar",
      "a * b; on the Scalar Engine from gen3; int32 exactly on GpSimd.",
      {"identity": 1.0, "exact_int": np.multiply}),
-    ("maximum", np.maximum, "(a > b || a != a) ? a : b", "vector",
+    ("maximum", MAXIMUM, "(a > b || a != a) ? a : b", "vector",
      "The larger operand; NaN if either is NaN.", {"identity": -_INF, "exact_int": np.maximum}),
-    ("minimum", np.minimum, "(a < b || a != a) ? a : b", "vector",
+    ("minimum", MINIMUM, "(a < b || a != a) ? a : b", "vector",
      "The smaller operand; NaN if either is NaN.", {"identity": _INF, "exact_int": np.minimum}),
     ("power", _power, "powf(a, b)", "gpsimd", "a to the power b.", {}),
     ("divide", np.divide, "a / b", "vector", "a / b.", {}),
