@@ -17,11 +17,11 @@ from opennki.execute.group import MAX_GROUP, Group
 from opennki.execute.instruction import Instruction
 from opennki.execute.nodes import Divide, Run
 from opennki.execute.places import Reach, reach_of
-from opennki.execute.record import Unsupported
+from opennki.execute.record import Part, Sym, Unsupported
+from opennki.execute.values import leaves
 from opennki.interpret.steps import Plan
 from opennki.ir.affine import Affine, Range, Var
 from opennki.ir.nodes import Access, Alloc, Instr
-from opennki.ir.verify import accesses as touches_of
 from opennki.isa import dtypes
 from opennki.isa.declare import ISA
 
@@ -34,9 +34,9 @@ _ZERO = Affine()
 class _Tile:
     """The form of an operand. `dims`: for each dimension of the tensor the bytes from one index to the next, and the least and the
     greatest index that its tile may begin at; `place`: what has to be equal, besides where it begins, for two operands to be the same
-    elements in the same order."""
+    elements in the same order; `shared`: it is on chip, and large enough for those who read it to be one."""
 
-    __slots__ = ("dims", "number", "place", "reach")
+    __slots__ = ("dims", "number", "place", "reach", "shared")
 
     def __init__(self, number: int, access: Access, places: dict[Any, int]) -> None:
         item = dtypes.itemsize(access.dtype)
@@ -51,30 +51,39 @@ class _Tile:
                 strides[j] += s * unit
             unit *= size
         self.dims = dims[::-1]
+        self.shared = access.alloc.on_chip and access.size > access.shape[0]
         self.reach: Reach = reach_of(access.shape, tuple(strides), item)
         self.place = places.setdefault((access.shape, tuple(strides), access.dtype), len(places))
 
 
 class _Form:
     """What an instruction is but for where its operands are: `joins`: see `Instruction`; `order`: for each of its views the number of the
-    access; `outs`: the accesses that it stores to; `writes`: whether it writes each of its accesses; `first`: one that was recorded, where
-    others can be made like it."""
+    access; `outs`: the accesses that it stores to; `uses`: those that it reads or stores to, and which; `first`: one that was recorded,
+    where others can be made like it."""
 
-    __slots__ = ("first", "joins", "number", "order", "outs", "template", "writes")
+    __slots__ = ("first", "joins", "number", "order", "outs", "template", "uses")
 
     def __init__(self, number: int, one: Instruction | None, accesses: list[Access]) -> None:
         self.number = number
         self.first: Instruction | None = None
         self.template: Any = None  # of the instruction by itself, where it joins no others
-        self.joins, self.order, self.outs, self.writes = False, list[int](), list[int](), list[bool]()
+        self.joins, self.order, self.outs, self.uses = False, list[int](), list[int](), list[tuple[int, bool]]()
         if one is not None:
             self.joins = one.joins
             self.first = one if repeatable(one) else None
-            touched = touches_of(one.plan.instr)
-            self.writes = [any(written for b, _, written in touched if a is b) for a in accesses]
-            views = one.views[one.first :]
-            self.order = [next(n for n, a in enumerate(accesses) if a is v.access) for v in views]
+            self.order = [next(n for n, a in enumerate(accesses) if a is v.access) for v in one.views[one.first :]]
             self.outs = [self.order[out.source - one.first] for out, _ in one.pairs]
+            read = {self.order[_number(leaf.source) - one.first] for _, value in one.pairs for leaf in leaves(value) if _is_operand(leaf)}
+            self.uses = [(n, n in self.outs) for n in sorted(read | set(self.outs))]
+
+
+def _number(source: Any) -> Any:
+    return source.base if isinstance(source, Part) else source
+
+
+def _is_operand(leaf: Sym) -> bool:
+    """Whether a value is in the memory of an operand."""
+    return leaf.kind in ("tile", "fetched") and isinstance(_number(leaf.source), int)
 
 
 class Site:
@@ -124,7 +133,7 @@ class _Line:
     def __init__(self, node: _Node, order: int, group: Group) -> None:
         self.node, self.order, self.group = node, order, group
         self.sites: list[Site] = []
-        self.places: list[_Place] = []
+        self.places: dict[Any, _Place] = {}
 
 
 _ASIS = object()  # in the place of a template: lines of this form are lowered one by one
@@ -146,7 +155,6 @@ class Lines:
         self.count = 0  # instructions in them
         self.order = 0
         self.places: dict[int, list[_Place]] = {}  # of the open lines, by slot
-        self.named: dict[Any, _Place] = {}
 
     # ---- forms ----
     def _alloc(self, alloc: Alloc) -> tuple[int, int, bool]:
@@ -251,17 +259,17 @@ class Lines:
             self.flush()
             self._alone(site)
             return
-        met, near = self._met(site)
+        met, found = self._met(site)
         line = met[0] if len(met) == 1 else self._together(met) if met else self._line()
         if line is not None and len(met) > 1:
-            met, near = self._met(site)
-        if line is None or not self._joined(line, site, near):
+            met, found = self._met(site)
+        if line is None or not self._joined(line, site, found):
             if not met and line is not None:
                 self.open.remove(line)
             for one in met:
                 self._close(one)
             line = self._line() if met else None
-            if line is None or not self._joined(line, site, [()] * len(site.slots)):
+            if line is None or not self._joined(line, site, []):
                 if line is not None:
                     self.open.remove(line)
                 self._alone(site)
@@ -275,32 +283,25 @@ class Lines:
         return line
 
     def _met(self, site: Site) -> tuple[list[_Line], list[Any]]:
-        """The open lines that an instruction meets, and for each operand the place that is the same, or those that it is not apart from."""
+        """The open lines that an instruction meets, and the places that its operands are not apart from: (operand, place, relation)."""
         met: list[_Line] = []
-        near: list[Any] = []
-        for n, slot in enumerate(site.slots):
-            places = self.places.get(slot)
-            if not places:
-                near.append(())
+        found: list[Any] = []
+        for n, writes in site.form.uses:
+            places = self.places.get(site.slots[n])
+            if places is None:
                 continue
-            writes = site.form.writes[n]
-            same = self.named.get((slot, site.offsets[n], site.terms[n], site.tiles[n].place))
-            if same is not None and (same.written or not writes):  # what it overlaps is in the same line
-                near.append(same.number)
-                if same.line not in met:
-                    met.append(same.line)
-                continue
-            found = []
+            tile = site.tiles[n]
             for place in places:
-                if not (writes or place.written):
-                    continue
-                relation = _relation(site, n, place.offset, place.terms, place.tile)
-                if relation != "apart":
-                    found.append((place.number, relation))
-                    if place.line not in met:
-                        met.append(place.line)
-            near.append(tuple(found))
-        return met, near
+                if writes or place.written:
+                    relation = _relation(site, n, place.offset, place.terms, place.tile)
+                    if relation == "apart":
+                        continue
+                    found.append((n, place, relation))
+                elif not tile.shared or place.name[1:] != (site.offsets[n], site.terms[n], tile.place):
+                    continue  # both only read; what is large is better read once
+                if place.line not in met:
+                    met.append(place.line)
+        return met, found
 
     def _together(self, met: list[_Line]) -> _Line | None:
         """Lines as one; None where they cannot be."""
@@ -316,20 +317,29 @@ class Lines:
                 for line in met:
                     self.open.append(line)
                     self.count += len(line.sites)
-                    for place in line.places:
+                    for place in line.places.values():
                         self.places.setdefault(place.name[0], []).append(place)
-                        self.named[place.name] = place
                 return None
         return made
 
-    def _joined(self, line: _Line, site: Site, near: list[Any]) -> bool:
+    def _joined(self, line: _Line, site: Site, found: list[Any]) -> bool:
         """Append an instruction to a line, if it joins it."""
-        key = (site.form.number, *near)
+        own, names = line.places, []
+        key: list[Any] = [site.form.number]
+        for n, writes in site.form.uses:
+            name = site.slots[n], site.offsets[n], site.terms[n], site.tiles[n].place
+            names.append(name)
+            same = own.get(name)
+            if same is not None and (same.written or not writes):
+                key.append(same.number)  # what it is not apart from is known of that
+            else:
+                key.append(tuple([(p.number, relation) for k, p, relation in found if k == n and p.line is line]) if found else ())
         following = line.node.next
-        node: Any = following.get(key, _ASIS)
+        form = tuple(key)
+        node: Any = following.get(form, _ASIS)
         if node is _ASIS:
             self._recorded(line)
-            node = following[key] = _Node() if line.group.add(self.real(site)) else None
+            node = following[form] = _Node() if line.group.add(self.real(site)) else None
         if node is None:
             return False
         line.node = node
@@ -337,18 +347,16 @@ class Lines:
         self.count += 1
         if not site.order:
             site.order = self.order
-        for n, slot in enumerate(site.slots):
-            name = slot, site.offsets[n], site.terms[n], site.tiles[n].place
-            place = self.named.get(name)
+        for (n, writes), name in zip(site.form.uses, names):
+            place = own.get(name)
             if place is None:
-                place = self.named[name] = _Place(line, name, site, n)
-                line.places.append(place)
-                places = self.places.get(slot)
+                place = own[name] = _Place(line, name, site, n)
+                places = self.places.get(name[0])
                 if places is None:
-                    self.places[slot] = [place]
+                    self.places[name[0]] = [place]
                 else:
                     places.append(place)
-            place.written = place.written or site.form.writes[n]
+            place.written = place.written or writes
         return True
 
     def _recorded(self, line: _Line) -> None:
@@ -361,15 +369,12 @@ class Lines:
         """A line is not open any more."""
         self.open.remove(line)
         self.count -= len(line.sites)
-        for place in line.places:
-            del self.named[place.name]
-            slot = place.name[0]
-            if slot in self.places:
-                left = [p for p in self.places[slot] if p.line is not line]
-                if left:
-                    self.places[slot] = left
-                else:
-                    del self.places[slot]
+        for place in line.places.values():
+            places = self.places[place.name[0]]
+            if len(places) == 1:
+                del self.places[place.name[0]]
+            else:
+                places.remove(place)
 
     def flush(self) -> None:
         """Lower all open lines."""
