@@ -12,9 +12,9 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from opennki.execute import abi
-from opennki.execute.calls import SIZES, Call, Operand, from_afar, is_far, kept_bytes, moved, operands, over_split, space
+from opennki.execute.calls import SIZES, Call, Operand, from_afar, is_far, kept_bytes, known, moved, operands, over_split, space
 from opennki.execute.nodes import Back, Divide, Loop, Made, Node, Run, Zero, inner, walk
-from opennki.execute.parallel import used, uses
+from opennki.execute.parallel import used
 from opennki.ir.affine import Affine, Range, Var
 from opennki.ir.nodes import Access, Alloc
 from opennki.ir.verify import accesses
@@ -40,8 +40,9 @@ class Copied(NamedTuple):
 
 def forward(lowering: Lowering, nodes: list[Node]) -> None:
     """Forward copies and move what does not change out of loops, in a tree of nodes."""
-    lowering.uses = uses(nodes, lowering.tape)
-    written = {a for node in walk(nodes) for a in changed(node)}
+    written: set[Alloc] = set()
+    for node in walk(nodes):
+        written.update([a.alloc for a, w in node.touches if w] if node.__class__ is Run else changed(node))
     _Body(lowering, nodes, written).forward()
     _hoist(nodes)
 
@@ -82,7 +83,7 @@ class _Body:
     def forward(self) -> None:
         """Take out the copies that are not needed."""
         for node in self.body:
-            for part in inner(node):
+            for part in () if node.__class__ is Run else inner(node):
                 _Body(self.lowering, part, self.written).forward()
         gone = set()
         for place, node in enumerate(self.body):
@@ -169,8 +170,21 @@ class _Body:
 def copy_of(node: Run) -> Copied | None:
     """What a call copies, if it is nothing but a copy of elements."""
     call = node.call
-    if call.clips or call.bounds or call.preds or call.indices:
+    if call.clips or call.bounds or call.preds or call.indices or call.kind not in (abi.K_EW, abi.K_COPY):
         return None
+    form = known(call, "copy", lambda: _copied(call))
+    if form is None:
+        return None
+    to, source, width, dims = form
+    target = [a for a, written in node.touches if written]
+    origin = [a for a, written in node.touches if not written]
+    if len(target) != 1 or len(origin) != 1:
+        return None
+    return Copied(node, dims, call.addresses[to], call.addresses[source], width, target[0].alloc, origin[0])
+
+
+def _copied(call: Call) -> tuple[int, int, int, list[tuple[int, int, int]]] | None:
+    """Address of the target, and of the source, width and dimensions of a copy."""
     if call.kind == abi.K_EW:
         what = call.what.structure
         if what.n_uops != 2 or what.n_tiles != 2 or what.tiles[0].dtype != what.tiles[1].dtype:
@@ -181,35 +195,31 @@ def copy_of(node: Run) -> Copied | None:
         if load.code == abi.LOAD and what.tiles[0].dtype > 6:
             return None
         ends, width = (load.a, store.d), SIZES[what.tiles[0].dtype]
-    elif call.kind == abi.K_COPY:
-        ends, width = (1, 0), call.what.width
     else:
-        return None
+        ends, width = (1, 0), call.what.width
     found = operands(call)
     source, to = (next((o for o in found or () if o.address == n), None) for n in ends)
-    target = [a for a, written in node.touches if written]
-    origin = [a for a, written in node.touches if not written]
-    if source is None or to is None or len(target) != 1 or len(origin) != 1:
+    if source is None or to is None:
         return None
-    dims = [(n, d, s) for n, d, s in zip(to.shape, to.strides, source.strides, strict=True) if n > 1]
-    ends_at = call.addresses[to.address], call.addresses[source.address]
-    return _ordered(Copied(node, dims, *ends_at, width, target[0].alloc, origin[0]))
+    dims = _falling([(n, d, s) for n, d, s in zip(to.shape, to.strides, source.strides, strict=True) if n > 1], width)
+    return None if dims is None else (to.address, source.address, width, dims)
 
 
-def _ordered(copied: Copied) -> Copied | None:
-    """With the strides of the target falling; None where they are no mixed radix."""
-    dims = sorted(copied.dims, key=lambda d: -d[1])
-    reach = copied.width
+def _falling(dims: list[tuple[int, int, int]], width: int) -> list[tuple[int, int, int]] | None:
+    """Dimensions with the strides of the target falling; None where they are no mixed radix."""
+    dims = sorted(dims, key=lambda d: -d[1])
+    reach = width
     for n, d, _ in reversed(dims):
         if d < reach:
             return None
         reach = n * d
-    return copied._replace(dims=dims)
+    return dims
 
 
 def turned(copied: Copied) -> Copied | None:
     """The copy the other way round."""
-    return _ordered(copied._replace(dims=[(n, s, d) for n, d, s in copied.dims], to=copied.source, source=copied.to))
+    dims = _falling([(n, s, d) for n, d, s in copied.dims], copied.width)
+    return None if dims is None else copied._replace(dims=dims, to=copied.source, source=copied.to)
 
 
 def _redirected(node: Run, copied: Copied, steady: bool) -> Call | None:

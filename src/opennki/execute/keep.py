@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from opennki.execute import abi
 from opennki.execute.calls import kept_bytes
-from opennki.execute.nodes import Loop, Node, Repeat, Run, inner
+from opennki.execute.forward import changed
+from opennki.execute.nodes import Loop, Node, Repeat, Run, inner, walk
 from opennki.ir.affine import Affine, Var
 from opennki.ir.nodes import Alloc
 
@@ -22,18 +23,27 @@ MOST = 64 << 20  # bytes of packed operands of one product
 AGAIN = 2  # runs for each place from which on an operand is kept
 
 
-def keep(lowering: Lowering, written: set[Alloc]) -> None:
-    """Mark the operands of products that are worth keeping. written: the tensors that the kernel writes anywhere."""
+def keep(lowering: Lowering) -> None:
+    """Mark the operands of products that are worth keeping."""
     slots = {slot: alloc for alloc, slot in lowering.layout.allocs.items()}
     fixed = set(lowering.tape.kernel.grid)  # a program keeps for itself
+    known: list[set[Alloc]] = []
+
+    def written() -> set[Alloc]:
+        """The tensors that the kernel writes anywhere."""
+        if not known:
+            known.append({alloc for node in walk(lowering.nodes) for alloc in changed(node)})
+        return known[0]
 
     def visit(body: list[Node], loops: dict[Var, int], times: int) -> None:
         for node in body:
-            if isinstance(node, Run) and node.call.kind == abi.K_MM:
+            if isinstance(node, Run):
+                if node.call.kind != abi.K_MM or times < AGAIN:
+                    continue  # it runs once
                 found = [0, 0]
                 for operand in (0, 1):
                     offset, slot = node.call.addresses[operand]
-                    count = places(offset, loops, fixed) if slots[slot] not in written else None
+                    count = places(offset, loops, fixed) if slots[slot] not in written() else None
                     if count is not None and times >= AGAIN * count:
                         size = kept_bytes(node.call.what, operand)
                         found[operand] = count if 0 < size * count <= MOST else 0

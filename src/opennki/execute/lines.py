@@ -3,7 +3,8 @@
 An unrolled kernel has thousands of instructions that differ in nothing but where their operands are. What a line of instructions becomes
 depends on the form of each of them (operation, attributes, and of each operand dtype, shape, strides and kind of tensor), on which
 operands are the same place or may share memory, and on which results nobody else reads. So the first line of a form is lowered as such, and
-what came out is the template of all others: only addresses are put in. The forms that a line goes through are the nodes of a tree.
+what came out is the template of all others: only addresses are put in. The forms that a line goes through are the nodes of a tree. Where
+nearly every line has a form of its own, those beyond a number are lowered instruction by instruction, by the templates of these.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from opennki.execute.record import Part, Sym, Unsupported
 from opennki.execute.values import leaves
 from opennki.interpret.steps import Plan
 from opennki.ir.affine import Affine, Range, Var
-from opennki.ir.nodes import Access, Alloc, Instr
+from opennki.ir.nodes import Access, Alloc, Instr, statements
 from opennki.isa import dtypes
 from opennki.isa.declare import ISA
 
@@ -136,6 +137,7 @@ class _Line:
         self.places: dict[Any, _Place] = {}
 
 
+LEAST, SHARE = 64, 40  # forms of lines that are lowered as such: so many, and one more for so many instructions
 _ASIS = object()  # in the place of a template: lines of this form are lowered one by one
 
 
@@ -151,6 +153,7 @@ class Lines:
         self.forms: dict[Any, _Form | None] = {}
         self.plain: dict[str, bool] = {}
         self.root = _Node()
+        self.left = LEAST + sum(isinstance(s, Instr) for s in statements(lowering.tape.kernel.body)) // SHARE
         self.open: list[_Line] = []
         self.count = 0  # instructions in them
         self.order = 0
@@ -338,6 +341,8 @@ class Lines:
         form = tuple(key)
         node: Any = following.get(form, _ASIS)
         if node is _ASIS:
+            if self.left <= 0:
+                return False
             self._recorded(line)
             node = following[form] = _Node() if line.group.add(self.real(site)) else None
         if node is None:
@@ -387,7 +392,11 @@ class Lines:
         sites, node = line.sites, line.node
         needed = self._needed(sites)
         template = node.made.get(needed)
-        if template is None or template is _ASIS:
+        if template is None and self.left <= 0:
+            for site in sites:
+                self._alone(site)
+        elif template is None or template is _ASIS:
+            self.left -= template is None
             self._recorded(line)
             found = self._lowered(sites, lambda: self.lowering.flush_group(line.group))
             if template is None:

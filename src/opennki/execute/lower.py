@@ -13,7 +13,7 @@ from typing import Any
 
 from opennki.execute import parallel
 from opennki.execute.calls import Call
-from opennki.execute.forward import changed, forward
+from opennki.execute.forward import forward
 from opennki.execute.group import Group
 from opennki.execute.instruction import Broken, Instruction
 from opennki.execute.keep import keep
@@ -62,19 +62,36 @@ class Lowering:
             self.layout.var(self.seed)
         self.body(tape.kernel.body, dict(tape.ranges))
         self.flush()
-        self.unread, self.unwritten = parallel.registers(self.nodes, tape)
-        self.uses = parallel.uses(self.nodes, tape)
+        self.recount()
         if limit is None:
             forward(self, self.nodes)
-            self.uses = parallel.uses(self.nodes, tape)
+            self.recount()
             merge(self, self.nodes)
-            self.unread, self.unwritten = parallel.registers(self.nodes, tape)
-        self.uses = parallel.uses(self.nodes, tape)
+            self.recount()
         parallel.choose(self, self.nodes)
         if limit is None:
             split(self, self.nodes)
-        keep(self, {alloc for node in walk(self.nodes) for alloc in changed(node)})
+        keep(self)
         self.programs = self._programs()
+
+    def recount(self) -> None:
+        """The tree has changed: what is counted in it is counted again when somebody asks."""
+        self._uses: dict[Alloc, int] | None = None
+        self._registers: tuple[set[Alloc], set[Alloc]] | None = None
+
+    @property
+    def uses(self) -> dict[Alloc, int]:
+        """How many nodes use each tensor (see `parallel.uses`)."""
+        if self._uses is None:
+            self._uses = parallel.uses(self.nodes, self.tape)
+        return self._uses
+
+    @property
+    def registers(self) -> tuple[set[Alloc], set[Alloc]]:
+        """The registers that nothing reads, and those that nothing writes."""
+        if self._registers is None:
+            self._registers = parallel.registers(self.nodes, self.tape)
+        return self._registers
 
     @property
     def parallel(self) -> list[Loop]:
@@ -112,7 +129,7 @@ class Lowering:
         if not many or self.fallbacks or prod(v.hi + 1 for v in many) * work(self.nodes) <= parallel.WORTH:
             return None
         used = self.slots()
-        if any(slot in used and alloc not in self.unread | self.unwritten for alloc, slot in tape.renewed):
+        if any(slot in used and alloc not in self.registers[0] | self.registers[1] for alloc, slot in tape.renewed):
             return None  # each program needs it blank
         own: set[Alloc] = set()
         for var in many:  # programs that differ in one dimension of the grid, whatever they have in the others

@@ -27,11 +27,13 @@ def merge(lowering: Lowering, body: list[Node]) -> None:
     """Merge loops of small calls in a list of nodes, inner loops first."""
     out: list[Node] = []
     for node in body:
+        if isinstance(node, Run):
+            node.call = widened(node.call)
+            out.append(node)
+            continue
         for part in inner(node):
             merge(lowering, part)
         out += (_merged(lowering, node) if isinstance(node, Loop) else None) or [node]
-        if isinstance(node, Run):
-            node.call = widened(node.call)
     body[:] = out
 
 

@@ -124,8 +124,9 @@ def walk(body: list[Node]) -> Iterator[Node]:
     """All nodes, outer before inner, in program order."""
     for node in body:
         yield node
-        for part in inner(node):
-            yield from walk(part)
+        if node.__class__ is not Run:
+            for part in inner(node):
+                yield from walk(part)
 
 
 def work(body: list[Node]) -> int:

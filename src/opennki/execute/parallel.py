@@ -50,7 +50,7 @@ def independent(lowering: Lowering, body: list[Node], var: Var, programs: bool =
             continue
         if not any(written for _, written, _ in seen) or windows(var, seen):
             continue
-        if alloc in lowering.unread:
+        if alloc in lowering.registers[0]:
             own.add(alloc)
             continue
         if fresh is None or alloc not in fresh:
@@ -79,7 +79,7 @@ def uses(body: list[Node], tape: Tape) -> dict[Alloc, int]:
     """How many nodes use each tensor; tensors that outlive the kernel count once more."""
     count: dict[Alloc, int] = {}
     for node in walk(body):
-        for alloc in used(node):
+        for alloc in {a.alloc for a, _ in node.touches} if node.__class__ is Run else used(node):
             count[alloc] = count.get(alloc, 0) + 1
     for access in tape.kernel.outputs:
         count[access.alloc] = count.get(access.alloc, 0) + 1
@@ -88,11 +88,11 @@ def uses(body: list[Node], tape: Tape) -> dict[Alloc, int]:
 
 def used(node: Node) -> set[Alloc]:
     """The tensors that a node itself uses."""
+    if isinstance(node, Run):
+        return {a.alloc for a, _ in node.touches}
     if isinstance(node, Back):
         return {a.alloc for a, _, _ in accesses(node.instr)}
-    if isinstance(node, Repeat):
-        return {node.cond.alloc}
-    return {a.alloc for a, _ in node.touches} if isinstance(node, Run) else set()
+    return {node.cond.alloc} if isinstance(node, Repeat) else set()
 
 
 def restarted(lowering: Lowering, body: list[Node]) -> set[Alloc]:
@@ -147,7 +147,7 @@ def choose(lowering: Lowering, body: list[Node]) -> None:
     """Mark the loops that run on several threads: of each nest one loop, the outermost that is worth it, unless it has few iterations and
     the loops inside share all of its work better."""
     for node in body:
-        if isinstance(node, Loop) and _marked(lowering, node):
+        if node.__class__ is Run or (isinstance(node, Loop) and _marked(lowering, node)):
             continue
         for part in inner(node):
             choose(lowering, part)

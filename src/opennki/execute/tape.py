@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array as memory
 import ctypes as C
+import struct
 from typing import TYPE_CHECKING, Any
 
 from opennki.execute import abi
@@ -123,32 +125,54 @@ class Native:
             keep.append(made)
             return made
 
-        calls = []
+        calls = bytearray(C.sizeof(abi.Call) * max(1, len(self.calls)))
         keeps: list[tuple[int, int]] = []
+        # addresses of all calls in one table: a constant, the first term and (in the upper half) how many there are, a slot
+        table: list[int] = []
+        pointers: dict[int, int] = {}
 
-        def kept(call: Call) -> Any:
+        def kept(call: Call) -> tuple[int, int]:
             numbers = [-1, -1]
             for operand, places in enumerate(call.places):
                 if places:
                     numbers[operand] = len(keeps)
                     keeps.append((places, kept_bytes(call.what, operand)))
-            return (C.c_int32 * 2)(*numbers)
+            return numbers[0], numbers[1]
 
         for c in self.calls:
-            addresses = array(abi.Address, [(affine(e), slot) for e, slot in c.addresses])
-            bounds = array(abi.Bound, [(affine(e), _strides(s), *rest) for e, s, *rest in c.bounds]) if c.bounds else None
-            clips = array(abi.Clip, [(affine(e), axis, stride) for e, axis, stride in c.clips]) if c.clips else None
-            preds = array(abi.AffineExpr, [affine(e) for e in c.preds]) if c.preds else None
-            indices = array(abi.AffineExpr, [affine(e) for e in c.indices]) if c.indices else None
-            keep.append(c.what)
-            calls.append((
-                c.kind, len(c.shape), pointer(c.what), _strides(c.shape), len(c.addresses), len(c.bounds), len(c.clips), len(c.preds),
-                len(c.indices), int(c.whole), kept(c), addresses, bounds, clips, preds, indices,
-            ))  # fmt: skip
+            for e, slot in c.addresses:
+                if e.terms:
+                    const, first, count = affine(e)
+                    table += (const, first | count << 32, slot)
+                else:
+                    table += (e.const, 0, slot)
+        rows = memory.array("q", table or [0])
+        keep.append(rows)
+        at = rows.buffer_info()[0]
+        for number, c in enumerate(self.calls):
+            what = pointers.get(id(c.what))
+            if what is None:
+                what = pointers[id(c.what)] = pointer(c.what)
+                keep.append(c.what)
+            others = [0, 0, 0, 0]
+            if c.bounds or c.clips or c.preds or c.indices:
+                made = (
+                    array(abi.Bound, [(affine(e), _strides(s), *rest) for e, s, *rest in c.bounds]),
+                    array(abi.Clip, [(affine(e), axis, stride) for e, axis, stride in c.clips]),
+                    array(abi.AffineExpr, [affine(e) for e in c.preds]), array(abi.AffineExpr, [affine(e) for e in c.indices]),
+                )  # fmt: skip
+                others = [C.addressof(one) for one in made]
+            rank = len(c.shape)
+            _CALL.pack_into(
+                calls, number * _CALL.size, c.kind, rank, what, *c.shape, *_PADS[rank], len(c.addresses), len(c.bounds), len(c.clips),
+                len(c.preds), len(c.indices), c.whole, *(kept(c) if any(c.places) else (-1, -1)), at, *others,
+            )  # fmt: skip
+            at += len(c.addresses) * C.sizeof(abi.Address)
         ops = array(abi.OpStruct, self.ops)
         affines = array(abi.AffineExpr, [affine(e) for e in self.affines])
         tests = array(abi.Address, [(affine(e), slot) for e, slot in self.tests])
-        made_calls = array(abi.Call, calls)
+        made_calls = (abi.Call * max(1, len(self.calls))).from_buffer(calls)
+        keep.append(made_calls)
         watches = array(abi.Watch, [self.watch(w, [affine(e) for e in w.base]) for w in self.watches])
         made_terms = array(abi.Term, terms)
         scratch = max([scratch_of(c) for c in self.calls], default=0)
@@ -162,6 +186,11 @@ def scratch_of(call: Call) -> int:
     if call.kind == abi.K_MM:
         return product_scratch(call.what)
     return int(call.what.scratch) if call.kind == abi.K_STEPS else 0
+
+
+_CALL = struct.Struct("=iiQ6q8i5Q")
+assert _CALL.size == C.sizeof(abi.Call) and C.sizeof(abi.Address) == 24
+_PADS = [(0,) * (abi.RANK - rank) for rank in range(abi.RANK + 1)]
 
 
 def _strides(values: tuple[int, ...]) -> Any:

@@ -25,6 +25,8 @@ _ZERO = Affine()
 def contracted(kernel: Kernel, smallest: int = SMALLEST, direct: bool = True) -> Kernel:
     """The kernel with such tensors of at least `smallest` elements contracted; the same object where there are none. `direct`: also those
     that the kernel has placed itself, whose places count their blocks."""
+    if not any(isinstance(stmt, (For, If, DoWhile)) for stmt in kernel.body):
+        return kernel  # no loops
     kept = {o.alloc for o in kernel.outputs}
     uses: dict[Alloc, dict[int, Var | None]] = {}
     depth: dict[Var, int] = {}
