@@ -44,11 +44,11 @@ def again(one: Instruction, order: list[int], site: Site) -> Instruction:
     for n, k in enumerate(order):
         old = one.views[one.first + n]
         view = View.__new__(View)
-        view.access, view.slot, view.loc = site.accesses[k], site.slots[k], plan.loc
+        view.access, view.slot, offset, terms = site.parts[k][:4]
+        view.loc = plan.loc
         view.alloc, view.dims = view.access.alloc, view.access.dims
         view.dtype, view.itemsize, view.shape, view.strides, view.steps = old.dtype, old.itemsize, old.shape, old.strides, old.steps
         view.bounds, view.dynamic, view.what = old.bounds, None, old.what
-        offset, terms = site.offsets[k], site.terms[k]
         lowering.offsets[view] = Affine(offset, terms)
         if not terms:
             lowering.places[first + n] = view.slot, offset, terms, old.shape, old.strides, view.access.dtype

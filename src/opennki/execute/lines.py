@@ -9,27 +9,27 @@ nearly every line has a form of its own, those beyond a number are lowered instr
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from opennki.execute import record
 from opennki.execute.again import again, repeatable
 from opennki.execute.calls import Call
 from opennki.execute.group import MAX_GROUP, Group
 from opennki.execute.instruction import Instruction
 from opennki.execute.nodes import Divide, Run
 from opennki.execute.places import Reach, reach_of
-from opennki.execute.record import Part, Sym, Unsupported
+from opennki.execute.record import Sym, Unsupported
 from opennki.execute.values import leaves
 from opennki.interpret.steps import Plan
 from opennki.ir.affine import Affine, Range, Var
-from opennki.ir.nodes import Access, Alloc, Instr, statements
+from opennki.ir.nodes import Access, Alloc, IndexTile, Instr, PredTile, statements
 from opennki.isa import dtypes
 from opennki.isa.declare import ISA
 
 if TYPE_CHECKING:
     from opennki.execute.lower import Lowering
 
-_ZERO = Affine()
+Part = tuple[Access, int, int, Any, "_Tile", Any]
 
 
 class _Tile:
@@ -37,7 +37,7 @@ class _Tile:
     greatest index that its tile may begin at; `place`: what has to be equal, besides where it begins, for two operands to be the same
     elements in the same order; `shared`: it is on chip, and large enough for those who read it to be one."""
 
-    __slots__ = ("dims", "number", "place", "reach", "shared")
+    __slots__ = ("dims", "empty", "number", "place", "reach", "shared")
 
     def __init__(self, number: int, access: Access, places: dict[Any, int]) -> None:
         item = dtypes.itemsize(access.dtype)
@@ -52,6 +52,7 @@ class _Tile:
                 strides[j] += s * unit
             unit *= size
         self.dims = dims[::-1]
+        self.empty = 0 in access.shape
         self.shared = access.alloc.on_chip and access.size > access.shape[0]
         self.reach: Reach = reach_of(access.shape, tuple(strides), item)
         self.place = places.setdefault((access.shape, tuple(strides), access.dtype), len(places))
@@ -79,7 +80,7 @@ class _Form:
 
 
 def _number(source: Any) -> Any:
-    return source.base if isinstance(source, Part) else source
+    return source.base if isinstance(source, record.Part) else source
 
 
 def _is_operand(leaf: Sym) -> bool:
@@ -88,17 +89,14 @@ def _is_operand(leaf: Sym) -> bool:
 
 
 class Site:
-    """One instruction of a line: its form, and where its operands are (slot, byte offset: number and terms)."""
+    """One instruction of a line. `parts`: for each of its accesses the access, the slot of its tensor, where in it it begins (bytes, and
+    terms), its form, and a name that is equal for equal places."""
 
-    __slots__ = ("accesses", "form", "instr", "offsets", "order", "ranges", "real", "slots", "terms", "tiles")
+    __slots__ = ("form", "instr", "order", "parts", "ranges", "real")
 
     def __init__(self, instr: Instr, ranges: dict[Var, Range]) -> None:
         self.instr, self.ranges = instr, ranges
-        self.accesses: list[Access] = []
-        self.slots: list[int] = []
-        self.offsets: list[int] = []
-        self.terms: list[Any] = []
-        self.tiles: list[_Tile] = []
+        self.parts: list[Part] = []
         self.form: Any = None
         self.real: Instruction | None = None
         self.order = 0
@@ -120,10 +118,9 @@ class _Place:
 
     __slots__ = ("line", "name", "number", "offset", "terms", "tile", "written")
 
-    def __init__(self, line: _Line, name: Any, site: Site, number: int) -> None:
-        self.line, self.name, self.number = line, name, len(line.places)
-        self.offset, self.terms, self.tile = site.offsets[number], site.terms[number], site.tiles[number]
-        self.written = False
+    def __init__(self, line: _Line, part: Part) -> None:
+        _, _, self.offset, self.terms, self.tile, self.name = part
+        self.line, self.number, self.written = line, len(line.places), False
 
 
 class _Line:
@@ -131,8 +128,9 @@ class _Line:
 
     __slots__ = ("group", "node", "order", "places", "sites")
 
-    def __init__(self, node: _Node, order: int, group: Group) -> None:
-        self.node, self.order, self.group = node, order, group
+    def __init__(self, node: _Node, order: int) -> None:
+        self.node, self.order = node, order
+        self.group: Group | None = None  # where instructions had to be recorded
         self.sites: list[Site] = []
         self.places: dict[Any, _Place] = {}
 
@@ -176,69 +174,66 @@ class Lines:
         if not (self._is_plain(instr.op) if plain is None else plain) or instr.mask:
             return None
         site = Site(instr, ranges)
+        parts = site.parts
         key: list[Any] = [instr.op, instr.engine]
-        allocs, tiles = self.allocs, self.tiles
-        for value in chain(instr.results, instr.operands):
-            if value is None:
-                key.append(None)
-                continue
-            if value.__class__ is not Access:
-                part = _constant(value)
+        for value in (*instr.results, *instr.operands):
+            kind = value.__class__
+            if value is None or kind is str:
+                key.append(value)
+            elif kind is Access:
+                part = self._part(value, ranges)
                 if part is None:
                     return None
-                key.append(part)
-                continue
-            known = allocs.get(value.alloc) or self._alloc(value.alloc)
-            dims = value.dims
-            form = (known[1], value.dtype, value.shape, value.view, *[d.strides for d in dims])
-            tile = tiles.get(form)
-            if tile is None:
-                tile = tiles[form] = _Tile(len(tiles), value, self.names)
-            if value.mask or 0 in value.shape:
-                return None
-            offset, terms = 0, _ZERO
-            for dim, (unit, low, high) in zip(dims, tile.dims):
-                base = dim.base
-                first = base.const
-                if dim.dyn is not None:
+                parts.append(part)
+                key.append(part[4].number)
+            else:
+                constant = _constant(value)
+                if constant is None:
                     return None
-                if base.terms:
-                    least, most = base.range(ranges)
-                    if least < low or most > high:
-                        return None
-                    terms = terms.add(Affine(0, base.terms).scale(unit))
-                elif first < low or first > high:
-                    return None
-                offset += first * unit
-            site.accesses.append(value)
-            site.slots.append(known[0])
-            site.offsets.append(offset)
-            site.terms.append(terms.terms)
-            site.tiles.append(tile)
-            key.append(tile.number)
-        if len(set(site.slots)) < len(site.slots):
-            key.append(self._own(site))
+                key.append(constant)
+        if len({part[1] for part in parts}) < len(parts):  # how they relate to each other
+            key += [(i, j, _relation(p, q[2], q[3], q[4])) for i, p in enumerate(parts) for j, q in enumerate(parts[:i]) if p[1] == q[1]]
+        name = tuple(key)
         try:
-            form_ = self.forms.get(tuple(key), _ASIS)
+            site.form = self.forms[name]
+        except KeyError:
+            site.form = self.forms[name] = self._form(site)
         except TypeError:
-            return None
-        if form_ is _ASIS:
-            form_ = self.forms[tuple(key)] = self._form(site)
-        site.form = form_
-        return None if form_ is None else site
+            return None  # an array comes with it
+        return None if site.form is None else site
 
-    def _own(self, site: Site) -> Any:
-        """How the operands of one instruction relate to each other."""
-        out: list[Any] = []
-        for i, slot in enumerate(site.slots):
-            for j in range(i):
-                if site.slots[j] == slot:
-                    out.append((i, j, _relation(site, i, site.offsets[j], site.terms[j], site.tiles[j])))
-        return tuple(out)
+    def _part(self, access: Access, ranges: dict[Var, Range]) -> Part | None:
+        slot, kind, _ = self.allocs.get(access.alloc) or self._alloc(access.alloc)
+        dims = access.dims
+        if len(dims) == 2:
+            one, two = dims
+            form: Any = kind, access.dtype, access.shape, access.view, one.strides, two.strides
+        else:
+            form = kind, access.dtype, access.shape, access.view, *[d.strides for d in dims]
+        tile = self.tiles.get(form)
+        if tile is None:
+            tile = self.tiles[form] = _Tile(len(self.tiles), access, self.names)
+        if access.mask or tile.empty:
+            return None
+        offset = 0
+        terms: Any = ()
+        for dim, (unit, low, high) in zip(dims, tile.dims):
+            base = dim.base
+            if dim.dyn is not None:
+                return None
+            if base.terms:
+                least, most = base.range(ranges)
+                if least < low or most > high:
+                    return None
+                terms = Affine(0, terms).add(Affine(0, base.terms).scale(unit)).terms
+            elif not low <= base.const <= high:
+                return None
+            offset += base.const * unit
+        return access, slot, offset, terms, tile, (slot, offset, terms, tile.place)
 
     def _form(self, site: Site) -> _Form | None:
         try:
-            return _Form(len(self.forms), self.real(site), site.accesses)
+            return _Form(len(self.forms), self.real(site), [part[0] for part in site.parts])
         except (Unsupported, StopIteration):
             return None
 
@@ -281,7 +276,7 @@ class Lines:
             self._close(min(self.open, key=_order))
 
     def _line(self) -> _Line:
-        line = _Line(self.root, self.order, Group(self.lowering))
+        line = _Line(self.root, self.order)
         self.open.append(line)
         return line
 
@@ -290,17 +285,17 @@ class Lines:
         met: list[_Line] = []
         found: list[Any] = []
         for n, writes in site.form.uses:
-            places = self.places.get(site.slots[n])
+            part = site.parts[n]
+            places = self.places.get(part[1])
             if places is None:
                 continue
-            tile = site.tiles[n]
             for place in places:
                 if writes or place.written:
-                    relation = _relation(site, n, place.offset, place.terms, place.tile)
+                    relation = _relation(part, place.offset, place.terms, place.tile)
                     if relation == "apart":
                         continue
                     found.append((n, place, relation))
-                elif not tile.shared or place.name[1:] != (site.offsets[n], site.terms[n], tile.place):
+                elif not part[4].shared or place.name != part[5]:
                     continue  # both only read; what is large is better read once
                 if place.line not in met:
                     met.append(place.line)
@@ -327,12 +322,10 @@ class Lines:
 
     def _joined(self, line: _Line, site: Site, found: list[Any]) -> bool:
         """Append an instruction to a line, if it joins it."""
-        own, names = line.places, []
+        own, parts, uses = line.places, site.parts, site.form.uses
         key: list[Any] = [site.form.number]
-        for n, writes in site.form.uses:
-            name = site.slots[n], site.offsets[n], site.terms[n], site.tiles[n].place
-            names.append(name)
-            same = own.get(name)
+        for n, writes in uses:
+            same = own.get(parts[n][5])
             if same is not None and (same.written or not writes):
                 key.append(same.number)  # what it is not apart from is known of that
             else:
@@ -343,8 +336,8 @@ class Lines:
         if node is _ASIS:
             if self.left <= 0:
                 return False
-            self._recorded(line)
-            node = following[form] = _Node() if line.group.add(self.real(site)) else None
+            group = self._recorded(line)
+            node = following[form] = _Node() if group.add(self.real(site)) else None
         if node is None:
             return False
         line.node = node
@@ -352,23 +345,29 @@ class Lines:
         self.count += 1
         if not site.order:
             site.order = self.order
-        for (n, writes), name in zip(site.form.uses, names):
-            place = own.get(name)
+        for n, writes in uses:
+            part = parts[n]
+            place = own.get(part[5])
             if place is None:
-                place = own[name] = _Place(line, name, site, n)
-                places = self.places.get(name[0])
+                place = own[part[5]] = _Place(line, part)
+                places = self.places.get(part[1])
                 if places is None:
-                    self.places[name[0]] = [place]
+                    self.places[part[1]] = [place]
                 else:
                     places.append(place)
-            place.written = place.written or writes
+            if writes:
+                place.written = True
         return True
 
-    def _recorded(self, line: _Line) -> None:
-        """Put the instructions of a line into its group, where they are not yet."""
-        for site in line.sites[len(line.group.ones) :]:
-            joined = line.group.add(self.real(site))
+    def _recorded(self, line: _Line) -> Group:
+        """The group of a line, with all of its instructions recorded."""
+        group = line.group
+        if group is None:
+            group = line.group = Group(self.lowering)
+        for site in line.sites[len(group.ones) :]:
+            joined = group.add(self.real(site))
             assert joined
+        return group
 
     def _forget(self, line: _Line) -> None:
         """A line is not open any more."""
@@ -383,12 +382,19 @@ class Lines:
 
     def flush(self) -> None:
         """Lower all open lines."""
-        while self.open:
-            self._close(min(self.open, key=_order))
+        if self.open:
+            lines, self.open = self.open, []
+            self.places.clear()
+            self.count = 0
+            for line in sorted(lines, key=_order):
+                self._lower(line)
 
     def _close(self, line: _Line) -> None:
         """Lower a line."""
         self._forget(line)
+        self._lower(line)
+
+    def _lower(self, line: _Line) -> None:
         sites, node = line.sites, line.node
         needed = self._needed(sites)
         template = node.made.get(needed)
@@ -397,8 +403,8 @@ class Lines:
                 self._alone(site)
         elif template is None or template is _ASIS:
             self.left -= template is None
-            self._recorded(line)
-            found = self._lowered(sites, lambda: self.lowering.flush_group(line.group))
+            group = self._recorded(line)
+            found = self._lowered(sites, lambda: self.lowering.flush_group(group))
             if template is None:
                 node.made[needed] = found
         else:
@@ -410,7 +416,7 @@ class Lines:
         users, out = self.lowering.users, []
         for site in sites:
             for n in site.form.outs:
-                alloc = site.accesses[n].alloc
+                alloc = site.parts[n][0].alloc
                 out.append(not self.allocs[alloc][2] or not users.get(alloc, inside) <= inside)
         return tuple(out)
 
@@ -439,9 +445,9 @@ class Lines:
             assert site.real is not None
             for n, k in enumerate(site.form.order):
                 views[site.real.first + n] = base + k
-            for k, access in enumerate(site.accesses):
-                accesses.setdefault(id(access), base + k)
-            base += len(site.accesses)
+            for k, part in enumerate(site.parts):
+                accesses.setdefault(id(part[0]), base + k)
+            base += len(site.parts)
         instrs = {site.instr: n for n, site in enumerate(sites)}
         template = []
         for node in made:
@@ -451,34 +457,28 @@ class Lines:
             if any(id(a) not in accesses for a, _ in node.touches):
                 return _ASIS
             template.append((
-                call, [(views[n], extra) for n, extra in call.sources], [(accesses[id(a)], w) for a, w in node.touches],
+                dict(call.__dict__), [(views[n], extra) for n, extra in call.sources], [(accesses[id(a)], w) for a, w in node.touches],
                 [instrs[i] for i in call.instrs],
             ))  # fmt: skip
         return template
 
     def _instance(self, template: Any, sites: list[Site]) -> None:
         """Append what a line becomes by its template."""
-        lowering = self.lowering
-        out, ranges = lowering.out, sites[0].ranges
-        if len(sites) == 1:
-            (site,) = sites
-            slots, offsets, terms, accesses = site.slots, site.offsets, site.terms, site.accesses
-        else:
-            slots, offsets, terms, accesses = ([x for s in sites for x in getattr(s, name)] for name in _LISTS)
-        for call, sources, touches, instrs in template:
+        out, ranges = self.lowering.out, sites[0].ranges
+        parts = sites[0].parts if len(sites) == 1 else [part for site in sites for part in site.parts]
+        for fields, sources, touches, instrs in template:
             addresses = []
             for n, extra in sources:
-                offset = Affine(offsets[n] + extra, terms[n])
-                addresses.append((lowering.linear(offset) if terms[n] else offset, slots[n]))
-            made = Call(call.kind, call.what, addresses, call.shape, [], [], [], [], tuple([sites[n].instr for n in instrs]), call.whole)
-            out.append(Run(made, [(accesses[n], written) for n, written in touches], ranges))
+                _, slot, offset, terms, _, _ = parts[n]
+                expr = Affine(offset + extra, terms)
+                addresses.append((self.lowering.linear(expr) if terms else expr, slot))
+            made = Call.__new__(Call)
+            made.__dict__.update(fields, addresses=addresses, instrs=tuple([sites[n].instr for n in instrs]))
+            out.append(Run(made, [(parts[n][0], written) for n, written in touches], ranges))
 
 
 def _order(one: Site | _Line) -> int:
     return one.order
-
-
-_LISTS = ("slots", "offsets", "terms", "accesses")
 
 
 def _constant(value: Any) -> Any:
@@ -493,15 +493,15 @@ def _constant(value: Any) -> Any:
     if kind is tuple:
         parts = tuple([() if v is None else _constant(v) for v in value])
         return None if None in parts else (kind, parts)
-    if isinstance(value, (Affine, Access)) or kind.__module__ == "opennki.ir.nodes":
+    if isinstance(value, (Affine, Access, IndexTile, PredTile)):
         return None
     return kind, value
 
 
-def _relation(site: Site, number: int, offset: int, terms: Any, tile: _Tile) -> Any:
+def _relation(part: Part, offset: int, terms: Any, tile: _Tile) -> Any:
     """How an operand relates to another one of its tensor: the same, apart, or how far from it."""
-    own, here = site.tiles[number], site.terms[number]
-    delta = site.offsets[number] - offset
+    _, _, begin, here, own, _ = part
+    delta = begin - offset
     if terms == here:
         if delta == 0 and own.place == tile.place:
             return "same"
