@@ -135,7 +135,7 @@ class _Line:
         self.places: dict[Any, _Place] = {}
 
 
-LEAST, SHARE = 64, 40  # forms of lines that are lowered as such: so many, and one more for so many instructions
+LEAST, SHARE = 48, 100  # forms of lines that are lowered as such: so many, and one more for so many instructions
 _ASIS = object()  # in the place of a template: lines of this form are lowered one by one
 
 

@@ -228,6 +228,8 @@ def statements(body: list[Stmt]) -> Iterator[Stmt]:
     while stack:
         for stmt in stack[-1]:
             yield stmt
+            if stmt.__class__ is Instr:
+                continue
             if isinstance(stmt, (For, DoWhile)):
                 stack.append(iter(stmt.body))
                 break

@@ -27,6 +27,8 @@ def resized(kernel: Kernel) -> set[Alloc]:
 
 def _computed_from(kernel: Kernel, found: set[Alloc]) -> set[Alloc]:
     """The on-chip tensors into which undefined elements of masked ones can spread."""
+    if not found:
+        return set()
     edges: list[tuple[list[Alloc], list[Alloc]]] = []
     partial: set[Alloc] = set()
     for stmt in statements(kernel.body):
@@ -62,6 +64,10 @@ def _scan(body: list[Stmt], proven: set[Alloc]) -> None:
     """Find the tensors of this list that are proven; recurse into inner lists for theirs."""
     wanted = {s for s in body if isinstance(s, Alloc)}
     for stmt in body:
+        if isinstance(stmt, Instr):
+            if wanted:
+                _alone(stmt, wanted, proven)
+            continue
         if wanted:
             reads, now, later = _effects(stmt, (), wanted)
             proven |= (now | later) - reads
@@ -72,6 +78,21 @@ def _scan(body: list[Stmt], proven: set[Alloc]) -> None:
             _scan(stmt.then, proven)
             _scan(stmt.orelse, proven)
     proven |= wanted  # no statement reads them before it has written them itself, as where all of it is under one branch
+
+
+def _alone(instr: Instr, wanted: set[Alloc], proven: set[Alloc]) -> None:
+    """What `_scan` does with an instruction, which has no loops around it in its list."""
+    touched = [t for t in accesses(instr) if t[0].alloc in wanted]
+    if not touched:
+        return
+    reads = {access.alloc for access, is_read, _ in touched if is_read}
+    if len(reads) < len(touched) and not leaves_out(instr):
+        for access, is_read, is_written in touched:
+            if is_written and not is_read and (access.is_whole or covers_all(access, ())):
+                wanted.discard(access.alloc)
+                if access.alloc not in reads:
+                    proven.add(access.alloc)
+    wanted -= reads
 
 
 def read_first(body: list[Stmt], wanted: set[Alloc]) -> set[Alloc]:

@@ -109,12 +109,13 @@ class _Roller:
         """(length of a block, number of blocks) of the sequence at a place that covers most; (0, 0) if there is none."""
         found = (0, 0)
         place = at
+        alike = [ids[at]] * (LEAST - 2)
         for _ in range(TRIED):
             place = following[place]
             length = place - at
             if place < 0 or length > LONGEST or at + LEAST * length > len(ids):
                 break
-            if any(ids[at + n * length] != ids[at] for n in range(2, LEAST)):
+            if ids[at + 2 * length : at + LEAST * length : length] != alike:
                 continue  # seen without comparing all of the blocks
             times = 1
             while ids[at : at + length] == ids[at + times * length : at + (times + 1) * length]:
@@ -237,7 +238,12 @@ class _Form:
             decl = ISA[stmt.op]
             self.weight += 1
             self.rolls &= not (decl.random or decl.suspends)
-            return (stmt.op, stmt.engine, stmt.loc, self.each(stmt.results), self.each(stmt.operands), self.each(stmt.mask))
+            key: list[Any] = [stmt.op, stmt.engine, stmt.loc, len(stmt.results)]
+            for value in (*stmt.results, *stmt.operands):
+                kind = value.__class__
+                key.append(self.access(value) if kind is Access else value if value is None or kind is str else self.one(value))
+            key.append(self.each(stmt.mask) if stmt.mask else ())
+            return tuple(key)
         if isinstance(stmt, For):
             self.vars[stmt.var] = len(self.vars)
             before = self.weight
@@ -256,16 +262,7 @@ class _Form:
     def one(self, value: Any) -> Any:
         kind = value.__class__
         if kind is Access:
-            self.allocs.append(value.alloc)
-            dims = []
-            for d in value.dims:
-                base = d.base
-                self.numbers.append(base.const)
-                terms = base.terms
-                dims.append((
-                    d.strides if not terms else (d.strides, self.terms(base)), None if d.dyn is None else self.one(d.dyn)
-                ))  # fmt: skip
-            return (value.dtype, value.shape, value.view, tuple(dims), self.each(value.mask) if value.mask else None)
+            return self.access(value)
         if kind is Affine:
             self.numbers.append(value.const)
             return (Affine, self.terms(value))
@@ -282,6 +279,19 @@ class _Form:
         if kind is float:
             return (float, value.hex())  # -0.0 is not 0.0, and NaN is NaN
         return (kind, value)
+
+    def access(self, value: Access) -> Any:
+        self.allocs.append(value.alloc)
+        out: list[Any] = [value.dtype, value.shape, value.view]
+        for d in value.dims:
+            base = d.base
+            self.numbers.append(base.const)
+            out.append(d.strides)
+            if base.terms or d.dyn is not None:
+                out.append((self.terms(base), None if d.dyn is None else self.one(d.dyn)))
+        if value.mask:
+            out.append(self.each(value.mask))
+        return tuple(out)
 
     def terms(self, expr: Affine) -> Any:
         if not expr.terms:
