@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import logging
 
 import ml_dtypes
@@ -26,24 +25,8 @@ from opennki.errors import NkiError, NkiNotYet
 from opennki.ir.nodes import Instr, statements
 from opennki.lang.loops import normalise_grid
 
-# Source: api_legacy neuronxcc.nki.kernels, ._private.private_api
-KERNELS = {
-    "allocated_attention": ["allocated_fused_self_attn_for_SD_small_head_size"],
-    "allocated_fused_linear": ["allocated_fused_rms_norm_qkv"],
-    "double_row_matmul": ["quantized_double_row_matmul"],
-    "tutorial": ["add_kernel_nx8x128x512"],
-}
-LATER = (
-    [
-        (importlib.import_module(f"{nki.__name__}.kernels.{m}"), n)
-        for m, names in KERNELS.items()
-        for n in names
-    ]
-    + [
-        (private_api, n)
-        for n in ("row_tiled_mm_kernel", "column_tiled_mm_kernel")
-    ]
-)
+# Source: api_legacy neuronxcc.nki._private.private_api
+LATER = [(private_api, n) for n in ("row_tiled_mm_kernel", "column_tiled_mm_kernel")]
 
 
 @pytest.mark.parametrize("module, name", LATER, ids=lambda v: getattr(v, "__name__", v).rpartition(".")[2])

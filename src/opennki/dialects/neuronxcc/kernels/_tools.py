@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+import opennki.dialects.neuronxcc.compiler as ncc
 import opennki.dialects.neuronxcc.isa as nisa
 import opennki.dialects.neuronxcc.language as nl
+from opennki.dialects.neuronxcc.constants import sizeinbytes
 from opennki.errors import Loc, NkiError, NkiTypeError, NkiValueError, caller, user_frame
 
 ROWS = 128  # partitions of a tile
@@ -72,14 +74,14 @@ def require_one_dtype(**tensors: Any) -> None:
         if tensor.dtype != leader.dtype:
             raise fail(
                 NkiTypeError,
-                f"{name} is {_dtype_name(tensor)} and {first} is {_dtype_name(leader)}",
+                f"{name} is {dtype_name(tensor)} and {first} is {dtype_name(leader)}",
                 name,
                 f"{', '.join(tensors)} have one dtype",
-                f"cast {name} to {_dtype_name(leader)}",
+                f"cast {name} to {dtype_name(leader)}",
             )
 
 
-def _dtype_name(tensor: Any) -> str:
+def dtype_name(tensor: Any) -> str:
     return str(getattr(tensor.dtype, "name", tensor.dtype))
 
 
@@ -256,3 +258,32 @@ def check_small_attention(q: Any, k: Any, v: Any, k_shape: tuple[int, ...], layo
     require_one_dtype(q_ref=q, k_ref=k, v_ref=v)
     require_small_head("q_ref", d)
     check_sequence("q_ref", length)
+
+
+# ---- direct allocation --------------------------------------------------------------------------------------------------
+class Sbuf:
+    """Gives tiles their places in SBUF, one after the other. operand, rule: what is wrong if they do not fit."""
+
+    def __init__(self, operand: str, rule: str) -> None:
+        self.end, self.operand, self.rule = 0, operand, rule
+
+    def tile(self, shape: tuple[Any, ...], dtype: Any, buffers: tuple[int, ...] = ()) -> Any:
+        """A tile; block dimension n has buffers[n] places, which its blocks take in turn."""
+        width, start = sizeinbytes(dtype), self.end
+        for size in (*shape[len(buffers) + 1 :], *buffers):
+            width *= size
+        self.end += -(-width // 64) * 64
+        room = nl.tile_size.total_available_sbuf_size
+        require(
+            self.end <= room,
+            f"the tiles take more than the {room} bytes of each partition",
+            operand=self.operand,
+            rule=self.rule,
+            fix="use a kernel that the compiler allocates, or shorter sequences or rows",
+        )
+        return nl.ndarray(shape, dtype=dtype, buffer=ncc.sbuf.mod_alloc(base_addr=start, num_free_tiles=buffers))
+
+
+def psum(shape: tuple[Any, ...], dtype: Any, bank: int, banks: tuple[int, ...]) -> Any:
+    """Tiles of a bank each, from `bank` on; block dimension n takes banks[n] of them in turn."""
+    return nl.ndarray(shape, dtype=dtype, buffer=ncc.psum.mod_alloc(base_bank=bank, num_bank_tiles=banks))
