@@ -192,6 +192,28 @@ def test_the_same_values_get_a_warning_that_names_both():
     assert "program (1,) writes it" in str(caught[0].message) and "program (0,) writes it" in str(caught[0].message)
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("same", [True, False])
+def test_the_same_values_at_places_that_an_index_names(same, order):
+    def kernel(x, rows):
+        out = shared(x)
+        own = nl.load(x)
+        if not same:
+            own = nl.multiply(own, nl.load(x[0:1, nl.ds(nl.program_id(0), 1)]))
+        nl.store(out[nl.load(rows), nl.arange(x.shape[1])[None, :]], own)  # HERE
+        return out
+
+    x = np.arange(1, 33, dtype=np.float32).reshape(4, 8)
+    rows = np.array([[2], [0], [3], [1]], np.int32)
+    if same:
+        with pytest.warns(NkiWarning, match="with the same values"):
+            got = jitted(kernel)[2].simulate(x, rows, order=order)
+        np.testing.assert_array_equal(got[rows[:, 0]], x)
+    else:
+        with pytest.raises(NkiError, match="write the same elements"):
+            jitted(kernel)[2].simulate(x, rows, order=order)
+
+
 def test_a_grid_of_one_costs_nothing_and_proofs_neither():
     def kernel(x):
         out = shared(x)

@@ -387,6 +387,8 @@ def _general(plan: Plan) -> Step:
             if view.dynamic is not None:
                 stored = np.empty(shape, view.dtype)
                 write(stored, np.broadcast_to(value, shape) if np.size(value) != stored.size else value)
+                if view in shared:
+                    before = races.bits(view.dynamic.gather(machine, *part))
                 machine.inside = skipped
                 view.dynamic.scatter(machine, stored, keep, *part)
             else:
@@ -405,7 +407,9 @@ def _general(plan: Plan) -> Step:
                     if which is view:
                         touched.wrote(machine, view, slot, suspect, part, keep)
             if view in shared:
-                races.touch(machine, shared[view], part, keep, None if view.dynamic is not None else races.bits(out) != before)
+                now = out if view.dynamic is None else view.dynamic.gather(machine, *part)
+                races.touch(machine, shared[view], part, keep, races.bits(now) != before)
+                machine.inside = skipped
 
     def step(machine: Any) -> None:
         if masker is None:
