@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from tests.errors.harness import SMALL, A, Invalid
 
-from opennki import simulate_kernel
+from opennki import jit, simulate_kernel
 from opennki.dialects.neuronxcc import language as nl
 from opennki.dialects.neuronxcc import typing as nt
 
@@ -217,3 +218,20 @@ def test_loop_tile_kept_in_a_list_of_an_unrolled_loop():
         nl.store(out, kept[0] + kept[1])
         return out
     np.testing.assert_array_equal(simulate_kernel(kernel, SMALL), SMALL * 3)
+
+
+def test_a_variable_of_one_side_says_which_side_it_is_missing_on():
+    def kernel(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        if nl.program_id(0) == 0:
+            tile = nl.load(x)
+        nl.store(out, tile)
+        return out
+
+    with pytest.raises(UnboundLocalError) as caught:
+        jit(kernel, mode="simulation", platform_target="trn2")[2].simulate(np.zeros((4, 4), np.float32))
+    (note,) = caught.value.__notes__
+    assert "pid0" in note and "test_control_flow.py:" in note and "both sides" in note
+    with pytest.raises(NameError) as caught:
+        jit(lambda x: nothing_of_this_name, mode="simulation").simulate(np.zeros((4, 4), np.float32))  # noqa: F821
+    assert not getattr(caught.value, "__notes__", ())

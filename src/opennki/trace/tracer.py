@@ -269,7 +269,11 @@ class Tracer(Builder):
             self._bounded(passes)
             replay: list[bool] = pending.pop()
             self.push(record, replay)
-            values.append(body())
+            try:
+                values.append(body())
+            except NameError as exc:
+                self._explain(exc)
+                raise
             self.check_abort()
             if len(self.scopes) > 1:
                 sites = {s.record.registry.get("site") for s in self.scopes[1:]}
@@ -278,6 +282,13 @@ class Tracer(Builder):
             passes.append(merge.Pass(scope.taken, scope.nodes))
             pending += merge.alternatives(scope.taken, len(replay))
         return [*record.allocs.values(), *merge.merged(passes)], values
+
+    def _explain(self, error: NameError) -> None:
+        """A variable that only other paths through the kernel set: say which path this one is."""
+        path = "; ".join(f"{'' if d.choice else 'not '}{d.pred} ({self.loc(d.loc)})" for s in self.scopes for d in s.taken)
+        if path:
+            error.add_note(f"A kernel is traced once for each side of a condition on program ids or loop indices, here with {path}. "
+                           "What is used after the condition is set on both sides.")
 
     def _bounded(self, passes: list[Any]) -> None:
         if len(passes) >= MAX_PATHS:
