@@ -210,6 +210,9 @@ class Settings:
         "OPENNKI_CACHE_DIR", _Kind(_parse_path, "an absolute path (or ~/...) that is not a file"),
         factory=_default_cache_dir, shown="$XDG_CACHE_HOME/opennki, else ~/.cache/opennki",
         doc="Folder of compiled artefacts. Safe to delete.")
+    tape_cache_mb: int = _setting(
+        "OPENNKI_TAPE_CACHE_MB", _integer(0, 1 << 20), default=256,
+        doc="Megabytes of lowered kernels kept in the folder of compiled artefacts, for processes that run the same payloads; 0 = none.")
     neuronx_cc: tuple[str, ...] = _setting(
         "OPENNKI_NEURONX_CC", _Kind(_parse_command, "a command, quoted as for a shell"),
         default=(sys.executable or "python3", "-P", "-m", "opennki.toolchain.neuronx_cc"), shown="opennki-neuronx-cc, by this Python",

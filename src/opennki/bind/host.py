@@ -6,9 +6,11 @@ size. Arrays are the framework's own buffers: nothing is copied that the kernel 
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -33,10 +35,11 @@ _settings = settings.reader("call_checks", "precise_fp", "seed")
 class HostKernel:
     """A decoded payload, ready to run on buffers."""
 
-    __slots__ = ("inputs", "lock", "meets", "outputs", "payload", "plans")
+    __slots__ = ("digest", "inputs", "lock", "meets", "outputs", "payload", "plans")
 
-    def __init__(self, payload: Payload) -> None:
-        self.payload = payload
+    def __init__(self, payload: Payload, digest: bytes = b"") -> None:
+        """`digest`: of the payload's bytes."""
+        self.payload, self.digest = payload, digest
         kernel = payload.kernel
         self.inputs = [_Buffer(p.name, p.shape, p.dtype) for p in kernel.params]
         self.outputs = [_Buffer(r.name, r.shape, r.dtype) for r in payload.results]
@@ -54,7 +57,7 @@ class HostKernel:
                 plan = self.plans.get(key)
                 if plan is None:
                     with legal(self.payload.func_name, "this payload"):
-                        made = Prepared(self.payload.kernel, current.call_checks, native=native)
+                        made = Prepared(self.payload.kernel, current.call_checks, native=partial(native, payload=self.digest))
                     self.fits(made)
                     if len(self.plans) >= MAX_PLANS:
                         self.plans.clear()
@@ -133,7 +136,7 @@ def host_kernel(payload: bytes) -> HostKernel:
         if found is not None:
             _kernels.move_to_end(payload)
             return found
-    made = HostKernel(decode_backend_config(payload))
+    made = HostKernel(decode_backend_config(payload), hashlib.sha256(payload).digest())
     with _lock:
         found = _kernels.setdefault(payload, made)
         while len(_kernels) > MAX_KERNELS or (sum(map(len, _kernels)) > MAX_BYTES and len(_kernels) > 1):

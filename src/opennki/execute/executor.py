@@ -12,12 +12,13 @@ import numpy as np
 from opennki import settings
 from opennki.collector import collection_put_off
 from opennki.errors import make
-from opennki.execute import abi
+from opennki.execute import abi, tape_cache
 from opennki.execute.build import library
 from opennki.execute.instruction import Broken
 from opennki.execute.lower import Lowering
 from opennki.execute.record import Unsupported
-from opennki.execute.tape import Native
+from opennki.execute.tape import Image, Native
+from opennki.execute.tape_file import Facts
 from opennki.execute.watch import Unread
 from opennki.interpret.machine import Instance, Tape, blank
 from opennki.interpret.pointers import address
@@ -39,28 +40,47 @@ class _Table(NamedTuple):
 class Executor:
     """Native code for one plan. `run` may be called from several threads, each with an instance of its own."""
 
-    def __init__(self, tape: Tape, lowering: Lowering, lib: C.CDLL) -> None:
-        self.tape, self.lowering, self.lib = tape, lowering, lib
-        self.native = Native(lowering)
-        self.steps = [step for _, step, _ in lowering.fallbacks]
+    def __init__(self, tape: Tape, lowering: Lowering | None, lib: C.CDLL, kept: tuple[Image, Facts] | None = None) -> None:
+        """`kept`: what lowering has made in another process; it is done again only where more is asked for than a run needs."""
+        self.tape, self.lib = tape, lib
+        self._lowering = lowering
+        self.steps: list[Any] = []
+        self._cells: dict[Alloc, tuple[int, int]] = {}
+        if kept is not None:
+            image, facts = kept
+        else:
+            assert lowering is not None
+            native = Native(lowering)
+            image, facts = native.image, _facts(tape, lowering)
+            self.steps = [step for _, step, _ in lowering.fallbacks]
+            self._cells = native.cells
+        self.image, self.facts = image, facts
+        self._struct, self._keep = image.laid()
         self._run = lib.nki_tape_serial
         self._run.restype = lib.nki_tape_programs.restype = C.c_int64
         self._run.argtypes = [C.c_void_p, C.c_void_p, C.c_int32, C.c_void_p, C.c_void_p, C.c_void_p]
-        self._tape = C.addressof(self.native.struct)
-        self._env = C.c_int64 * self.native.n_env
-        self._pointers = C.c_void_p * max(1, self.native.n_buffers)
-        self._used = sorted(lowering.slots())
-        self._cells = self.native.cells
+        self._tape = C.addressof(self._struct)
+        self._env = C.c_int64 * image.n_env
+        self._pointers = C.c_void_p * max(1, image.n_buffers)
+        self._used = facts.used
         self._idle: list[Instance] = []  # memory of further threads
-        self._seed = lowering.layout.var(lowering.seed) if lowering.draws else None
-        loops = lowering.parallel
-        self._most = min(64, max([loop.trips for loop in loops], default=1))  # threads that there is work for
-        # tensors that each thread has for itself
-        self._own = [(a, lowering.layout.alloc(a)) for loop in loops for a in loop.own or ()]
+        self._seed = facts.seed if facts.seed >= 0 else None
+        self._most = facts.threads  # threads that there is work for
+        allocs = list(tape.layout.allocs)
+        # tensors that each thread, or each program, has for itself
+        self._own = [(allocs[slot], slot) for slot in facts.own]
+        self._programs = None if facts.programs is None else [(allocs[slot], slot) for slot in facts.programs]
+
+    @property
+    def lowering(self) -> Lowering:
+        """What the tape was made from."""
+        if self._lowering is None:
+            self._lowering = Lowering(self.tape)
+        return self._lowering
 
     def run(self, machine: Instance) -> None:
         """Run a program to its end. Raises what the interpreter would raise."""
-        env = self._env(*machine.env[: self.native.n_env])
+        env = self._env(*machine.env[: self.image.n_env])
         if self._seed is not None:
             env[self._seed] = _signed(machine.seed)
         wrong = _Wrong()
@@ -124,15 +144,15 @@ class Executor:
         """Run all programs of a grid on several threads; False where they have to run one after the other. `machine` is ready for the
         first one."""
         threads = min(settings.current().num_threads, len(grid), 64)
-        own = self.lowering.programs
+        own = self._programs
         if own is None or threads < 2:
             return False
-        envs = (C.c_int64 * (self.native.n_env * len(grid)))()
+        envs = (C.c_int64 * (self.image.n_env * len(grid)))()
         for number, program in enumerate(grid):
             for slot, value in zip(self.tape.program_slots, program, strict=True):
-                envs[number * self.native.n_env + slot] = value
+                envs[number * self.image.n_env + slot] = value
             if self._seed is not None:
-                envs[number * self.native.n_env + self._seed] = _signed(machine.seed)
+                envs[number * self.image.n_env + self._seed] = _signed(machine.seed)
         wrong = _Wrong()
         table = self._table(machine, own, threads)
         error = self.lib.nki_tape_programs(C.c_void_p(self._tape), C.c_int64(len(grid)), envs, threads, table.rows, wrong)
@@ -143,7 +163,7 @@ class Executor:
 
     def _table(self, machine: Instance, own: list[tuple[Alloc, int]], threads: int) -> _Table:
         """Pointers for each thread: the first one works on the memory of the program, the others on their own for the tensors `own`."""
-        pointers: list[int | None] = [None] * self.native.n_buffers
+        pointers: list[int | None] = [None] * self.image.n_buffers
         for slot in self._used:
             pointers[slot] = address(machine.buffers[slot])
         others = [self._idle.pop() if self._idle else Instance(self.tape) for _ in range(threads - 1)]
@@ -178,6 +198,19 @@ class Executor:
     def _give_back(self, table: _Table) -> None:
         if len(self._idle) < 64:
             self._idle += table.others
+
+
+def _facts(tape: Tape, lowering: Lowering) -> Facts:
+    """What the executor knows of a tape."""
+    loops, slots = lowering.parallel, tape.layout.allocs
+    return Facts(
+        sorted(lowering.slots()),
+        lowering.layout.var(lowering.seed) if lowering.draws else -1,
+        min(64, max([loop.trips for loop in loops], default=1)),
+        [slots[a] for loop in loops for a in loop.own or ()],
+        None if lowering.programs is None else [slot for _, slot in lowering.programs],
+        lowering.planned,
+    )
 
 
 class Spent(NamedTuple):
@@ -229,7 +262,7 @@ def wrong_at(broken: Broken | Unread, wrong: Any) -> Exception:
 
 
 @collection_put_off()
-def executor_of(tape: Tape, limit: int | None = None) -> Executor | None:
+def executor_of(tape: Tape, limit: int | None = None, payload: bytes = b"") -> Executor | None:
     """Native code for a plan (of its first `limit` instructions), None where the interpreter runs it: there is no library, the setting
     says so, or the plan keeps state of elements (full checks), waits for other programs, or gives memory back while it runs."""
     wanted = settings.current().executor
@@ -238,21 +271,29 @@ def executor_of(tape: Tape, limit: int | None = None) -> Executor | None:
     lib = library().lib
     if lib is None:
         return None
+    planned = len(tape.layout.vars), len(tape.layout.allocs)
+    place = tape_cache.place(payload, lib) if payload and limit is None and not tape.watch else None
+    kept = tape_cache.read(place) if place is not None else None
+    if kept is not None and kept[1].planned == planned:
+        return Executor(tape, None, lib, kept)
     try:
         lowering = Lowering(tape, limit)
     except Unsupported:
         return None
-    return Executor(tape, lowering, lib)
+    made = Executor(tape, lowering, lib)
+    if place is not None and not made.steps:
+        tape_cache.write(place, made.image, made.facts)
+    return made
 
 
-def native(tape: Tape) -> Executor | None:
+def native(tape: Tape, payload: bytes = b"") -> Executor | None:
     """What runs a program of a plan natively, or None: what `interpret.prepared.Prepared` takes. A plan that waits for others gets native
-    steps."""
+    steps. payload: the digest of the payload that the kernel comes from; what is lowered is kept for other processes under it."""
     if tape.suspends:
         from opennki.execute.parts import by_parts
 
         by_parts(tape)
-    return executor_of(tape)
+    return executor_of(tape, payload=payload)
 
 
 def coverage(executor: Executor) -> dict[str, Any]:

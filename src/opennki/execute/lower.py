@@ -41,6 +41,7 @@ class Lowering:
         self.tape, self.limit = tape, limit
         self.seen: list[Instr] = []
         self.layout = tape.layout
+        self.planned = len(tape.layout.vars), len(tape.layout.allocs)
         self.nodes: list[Node] = []
         self.out = self.nodes  # where the next node goes
         self.broken: list[Broken | Unread] = []

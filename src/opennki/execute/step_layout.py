@@ -34,6 +34,7 @@ class What:
 
     def __init__(self, steps: list[Made], rows: int, rank: int, constants: bytes, room: int) -> None:
         keep: list[Any] = []
+        self.made_of = rows, rank, constants, room
 
         def array(kind: Any, items: list[Any]) -> Any:
             made = (kind * max(1, len(items)))(*items)

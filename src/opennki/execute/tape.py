@@ -5,7 +5,10 @@ from __future__ import annotations
 import array as memory
 import ctypes as C
 import struct
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from opennki.execute import abi
 from opennki.execute.calls import Call, kept_bytes, pointer, product_scratch
@@ -36,7 +39,7 @@ class Native:
         self.emit(abi.OP_END)
         self.n_env = max(1, len(self.layout.vars))
         self.n_buffers = first + len(self.cells)
-        self.struct, self.keep = self._structure()
+        self.image = self._image()
 
     # ---- ops ----
     def emit(self, code: int, a: int = 0, b: int = 0, c: int = 0, n: int = 0) -> int:
@@ -110,74 +113,115 @@ class Native:
         return out
 
     # ---- memory ----
-    def _structure(self) -> tuple[abi.TapeStruct, list[Any]]:
-        terms: list[tuple[int, int]] = []
+    def _image(self) -> Image:
+        terms: list[int] = []
         slots: dict[Var, int] = self.layout.vars
-        keep: list[Any] = []
+        image = Image(n_env=self.n_env, n_buffers=self.n_buffers)
 
-        def affine(expr: Affine) -> tuple[int, int, int]:
-            first = len(terms)
-            terms.extend([(c, slots[a]) for a, c in expr.terms])  # type: ignore[index]
-            return expr.const, first, len(terms) - first
-
-        def array(kind: Any, items: list[Any]) -> Any:
-            made = (kind * max(1, len(items)))(*items)
-            keep.append(made)
-            return made
-
-        calls = bytearray(C.sizeof(abi.Call) * max(1, len(self.calls)))
-        keeps: list[tuple[int, int]] = []
-        # addresses of all calls in one table: a constant, the first term and (in the upper half) how many there are, a slot
-        table: list[int] = []
-        pointers: dict[int, int] = {}
+        def affine(expr: Affine) -> tuple[int, int]:
+            """A constant, and the first term and, in the upper half, how many there are."""
+            if not expr.terms:
+                return expr.const, 0
+            first = len(terms) // 2
+            for a, c in expr.terms:
+                terms.extend((c, slots[a]))  # type: ignore[index]
+            return expr.const, first | len(expr.terms) << 32
 
         def kept(call: Call) -> tuple[int, int]:
             numbers = [-1, -1]
             for operand, places in enumerate(call.places):
                 if places:
-                    numbers[operand] = len(keeps)
-                    keeps.append((places, kept_bytes(call.what, operand)))
+                    numbers[operand] = len(image.keeps) // 2
+                    image.keeps.extend((places, kept_bytes(call.what, operand)))
             return numbers[0], numbers[1]
 
-        for c in self.calls:
-            for e, slot in c.addresses:
-                if e.terms:
-                    const, first, count = affine(e)
-                    table += (const, first | count << 32, slot)
-                else:
-                    table += (e.const, 0, slot)
-        rows = memory.array("q", table or [0])
-        keep.append(rows)
-        at = rows.buffer_info()[0]
+        image.calls = calls = bytearray(_CALL.size * len(self.calls))
+        addresses, bounds, clips, exprs = image.addresses, image.bounds, image.clips, image.exprs
+        known: dict[int, int] = {}
         for number, c in enumerate(self.calls):
-            what = pointers.get(id(c.what))
+            what = known.get(id(c.what))
             if what is None:
-                what = pointers[id(c.what)] = pointer(c.what)
-                keep.append(c.what)
-            others = [0, 0, 0, 0]
-            if c.bounds or c.clips or c.preds or c.indices:
-                made = (
-                    array(abi.Bound, [(affine(e), _strides(s), *rest) for e, s, *rest in c.bounds]),
-                    array(abi.Clip, [(affine(e), axis, stride) for e, axis, stride in c.clips]),
-                    array(abi.AffineExpr, [affine(e) for e in c.preds]), array(abi.AffineExpr, [affine(e) for e in c.indices]),
-                )  # fmt: skip
-                others = [C.addressof(one) for one in made]
-            rank = len(c.shape)
+                what = known[id(c.what)] = len(image.whats)
+                image.whats.append(c.what)
+            rank, starts = len(c.shape), (8 * len(addresses), 8 * len(bounds), 8 * len(clips), 8 * len(exprs))
+            for e, slot in c.addresses:
+                addresses.extend((*affine(e), slot))
+            for e, strides, *rest in c.bounds:
+                bounds.extend((*affine(e), *strides, *_PADS[len(strides)], *rest))
+            for e, axis, stride in c.clips:
+                clips.extend((*affine(e), axis, stride))
+            for e in (*c.preds, *c.indices):
+                exprs.extend(affine(e))
             _CALL.pack_into(
                 calls, number * _CALL.size, c.kind, rank, what, *c.shape, *_PADS[rank], len(c.addresses), len(c.bounds), len(c.clips),
-                len(c.preds), len(c.indices), c.whole, *(kept(c) if any(c.places) else (-1, -1)), at, *others,
+                len(c.preds), len(c.indices), c.whole, *(kept(c) if any(c.places) else (-1, -1)), *starts, starts[3] + 16 * len(c.preds),
             )  # fmt: skip
-            at += len(c.addresses) * C.sizeof(abi.Address)
-        ops = array(abi.OpStruct, self.ops)
-        affines = array(abi.AffineExpr, [affine(e) for e in self.affines])
-        tests = array(abi.Address, [(affine(e), slot) for e, slot in self.tests])
-        made_calls = (abi.Call * max(1, len(self.calls))).from_buffer(calls)
-        keep.append(made_calls)
-        watches = array(abi.Watch, [self.watch(w, [affine(e) for e in w.base]) for w in self.watches])
-        made_terms = array(abi.Term, terms)
-        scratch = max([scratch_of(c) for c in self.calls], default=0)
-        sizes = len(self.ops), self.n_env, self.n_buffers, scratch, len(keeps)
-        struct = abi.TapeStruct(ops, made_calls, affines, made_terms, tests, watches, array(abi.Keep, keeps), *sizes)
+        image.ops = bytearray().join(_OP.pack(*op) for op in self.ops)
+        for e in self.affines:
+            image.affines.extend(affine(e))
+        for e, slot in self.tests:
+            image.tests.extend((*affine(e), slot))
+        for w in self.watches:
+            image.watches.append(self.watch(w, [(const, rest & 0xFFFFFFFF, rest >> 32) for const, rest in map(affine, w.base)]))
+        image.terms.extend(terms)
+        image.scratch = max([scratch_of(c) for c in self.calls], default=0)
+        return image
+
+
+def _table() -> memory.array[int]:
+    return memory.array("q")
+
+
+@dataclass
+class Image:
+    """A tape without pointers: tables of 64-bit integers, and records of calls whose pointers are numbers of descriptors (`whats`) and
+    byte offsets into the tables."""
+
+    n_env: int
+    n_buffers: int
+    scratch: int = 0
+    ops: bytearray = field(default_factory=bytearray)
+    calls: bytearray = field(default_factory=bytearray)
+    addresses: memory.array[int] = field(default_factory=_table)
+    bounds: memory.array[int] = field(default_factory=_table)
+    clips: memory.array[int] = field(default_factory=_table)
+    exprs: memory.array[int] = field(default_factory=_table)
+    affines: memory.array[int] = field(default_factory=_table)
+    tests: memory.array[int] = field(default_factory=_table)
+    terms: memory.array[int] = field(default_factory=_table)
+    keeps: memory.array[int] = field(default_factory=_table)
+    whats: list[Any] = field(default_factory=list)
+    watches: list[Any] = field(default_factory=list)
+
+    def laid(self) -> tuple[abi.TapeStruct, list[Any]]:
+        """The tape as C wants it, and what it points to."""
+        keep: list[Any] = [self]
+        calls = bytearray(self.calls)
+        table = np.frombuffer(calls, CALL)
+        places = np.array([pointer(what) for what in self.whats] or [0], np.uint64)
+        table["what"] = places[table["what"].astype(np.intp)]
+
+        def at(numbers: memory.array[int]) -> int:
+            if not numbers:
+                numbers = memory.array("q", [0, 0, 0])
+            keep.append(numbers)
+            return numbers.buffer_info()[0]
+
+        for name, base in (("addresses", self.addresses), ("bounds", self.bounds), ("clips", self.clips), ("preds", self.exprs),
+                           ("indices", self.exprs)):  # fmt: skip
+            table[name] += np.uint64(at(base))
+        watches = (abi.Watch * max(1, len(self.watches)))(*self.watches)
+        laid = (abi.Call * len(table)).from_buffer(calls) if len(table) else (abi.Call * 1)()
+        ops = (abi.OpStruct * (len(self.ops) // _OP.size)).from_buffer_copy(self.ops)
+        keep += [watches, laid, ops]
+
+        def pointed(kind: Any, numbers: memory.array[int]) -> Any:
+            return C.cast(at(numbers), C.POINTER(kind))
+
+        struct = abi.TapeStruct(
+            ops, laid, pointed(abi.AffineExpr, self.affines), pointed(abi.Term, self.terms), pointed(abi.Address, self.tests), watches,
+            pointed(abi.Keep, self.keeps), len(ops), self.n_env, self.n_buffers, self.scratch, len(self.keeps) // 2,
+        )  # fmt: skip
         return struct, keep
 
 
@@ -188,10 +232,11 @@ def scratch_of(call: Call) -> int:
     return int(call.what.scratch) if call.kind == abi.K_STEPS else 0
 
 
-_CALL = struct.Struct("=iiQ6q8i5Q")
-assert _CALL.size == C.sizeof(abi.Call) and C.sizeof(abi.Address) == 24
+_CALL, _OP = struct.Struct("=iiQ6q8i5Q"), struct.Struct("=4iq")
+CALL = np.dtype([
+    ("kind", "i4"), ("rank", "i4"), ("what", "u8"), ("shape", "i8", 6), ("counts", "i4", 5), ("whole", "i4"), ("keep", "i4", 2),
+    ("addresses", "u8"), ("bounds", "u8"), ("clips", "u8"), ("preds", "u8"), ("indices", "u8"),
+])  # fmt: skip
+assert _CALL.size == C.sizeof(abi.Call) == CALL.itemsize and _OP.size == C.sizeof(abi.OpStruct)
+assert [C.sizeof(kind) // 8 for kind in (abi.Address, abi.Bound, abi.Clip, abi.AffineExpr, abi.Term, abi.Keep)] == [3, 12, 4, 2, 2, 2]
 _PADS = [(0,) * (abi.RANK - rank) for rank in range(abi.RANK + 1)]
-
-
-def _strides(values: tuple[int, ...]) -> Any:
-    return (C.c_int64 * abi.RANK)(*values)
