@@ -65,12 +65,20 @@ class _Blob:
         return [len(self.data) - len(data), len(data)]
 
 
+def _without(made: Any, *pointers: str) -> Any:
+    """A structure without its pointers."""
+    made = type(made).from_buffer_copy(made)
+    for name in pointers:
+        setattr(made, name, None)
+    return made
+
+
 def _written(what: Any, blob: _Blob, indices: int = 0) -> list[Any]:
     """A descriptor. Raises ValueError for one that has no form in files."""
     if isinstance(what, Program):
         s = what.structure
         arrays = [(s.phases, s.n_phases), (s.uops, s.n_uops), (s.tiles, s.n_tiles), (s.preds, s.n_preds), (s.indices, s.n_indices)]
-        return ["ew", blob.put(s), [blob.put((p._type_ * max(1, n))(*p[:n]), n) for p, n in arrays]]
+        return ["ew", blob.put(_without(s, "phases", "uops", "tiles", "preds", "indices")), [blob.put((p._type_ * max(1, n))(*p[:n]), n) for p, n in arrays]]
     if isinstance(what, What):
         steps = [[m.kind, _written(m.what, blob, len(m.indices)), m.operands, m.extent, m.axes, m.preds, m.indices, m.error, m.again]
                  for m in what.steps]  # fmt: skip
@@ -78,7 +86,7 @@ def _written(what: Any, blob: _Blob, indices: int = 0) -> list[Any]:
         return ["steps", [rows, rank, room], blob.put(constants), steps]
     if isinstance(what, S.Wide):
         arrays = [(what.ops, what.n_ops), (what.tiles, what.n_tiles), (what.indices, indices)]
-        return ["Wide", blob.put(what), [blob.put((p._type_ * max(1, n))(*p[:n]), n) for p, n in arrays]]
+        return ["Wide", blob.put(_without(what, "ops", "tiles", "indices")), [blob.put((p._type_ * max(1, n))(*p[:n]), n) for p, n in arrays]]
     if type(what).__name__ not in _FLAT:
         raise ValueError(f"a descriptor {type(what).__name__}")
     return [type(what).__name__, blob.put(what)]
@@ -178,11 +186,11 @@ class _Reader:
             self.steps += 1
             _need(isinstance(step, list) and len(step) == 9 and self.steps <= _PARTS, "a step")
             kind, what, operands, extent, axes, preds, indices, error, again = step
-            _need(isinstance(operands, list) and len(operands) <= _COUNT, "operands")
+            _need(isinstance(operands, list) and len(operands) <= _COUNT and all(len(o) == 2 for o in operands), "operands")
             _ints([kind, error, again], 0, 1 << 31, 3)
             for operand in operands:
-                which, offset = _ints(operand, -2, 1 << 40, 2)
-                _need(which < abi.MAX_ADDRESSES and offset >= 0, "an operand")
+                which, _ = _ints(operand, -(1 << 40), 1 << 40, 2)
+                _need(S.CONSTANTS <= which < abi.MAX_ADDRESSES, "an operand")
             _ints(extent, 0, 1 << 40, abi.RANK)
             _ints(axes, -1, abi.RANK - 1, abi.RANK)
             _ints(preds, 0, abi.MAX_EXPRESSIONS, 8)
