@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("trace", "interpreter", "prepared", "xla_handler", "jax_call", "torch_call", "timing")
+NAMES = ("trace", "lowering", "interpreter", "prepared", "xla_handler", "jax_call", "torch_call", "timing")
 
 
 def main(names: list[str]) -> int:

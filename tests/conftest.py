@@ -31,6 +31,12 @@ def trn1(monkeypatch):
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn1")
 
 
+@pytest.fixture(autouse=True)
+def no_tapes(monkeypatch):
+    """Every test lowers what it runs, whatever earlier ones have left in the cache folder."""
+    monkeypatch.setenv("OPENNKI_TAPE_CACHE_MB", "0")
+
+
 @pytest.fixture(scope="module")
 def ray_cluster():
     """A Ray cluster of three CPUs on this machine, whose processes find the opennki and the tests of this one."""

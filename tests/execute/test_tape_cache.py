@@ -45,6 +45,7 @@ def cache(tmp_path, monkeypatch):
     lib = build.library()
     monkeypatch.setattr(executors, "library", lambda: lib)
     monkeypatch.setenv("OPENNKI_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("OPENNKI_TAPE_CACHE_MB", "256")
     return tmp_path / "tapes"
 
 
@@ -137,7 +138,8 @@ def test_the_folder_is_bounded_and_what_was_used_last_stays(cache, monkeypatch, 
 
 
 WRITER = """
-import sys
+import os, sys
+os.environ["OPENNKI_TAPE_CACHE_MB"] = "256"
 from opennki.execute import tape_cache, tape_file
 from pathlib import Path
 data = Path(sys.argv[1]).read_bytes()

@@ -56,13 +56,15 @@ class _Blob:
     def __init__(self) -> None:
         self.data = bytearray()
 
-    def put(self, made: Any, count: int | None = None) -> list[int]:
-        """Where the bytes of a structure, or of the first `count` elements of an array, are."""
+    def put(self, made: Any) -> list[int]:
+        """Where the bytes of a structure are."""
         data = bytes(made)
-        if count is not None:
-            data = data[: count * C.sizeof(made._type_)]
         self.data += data
         return [len(self.data) - len(data), len(data)]
+
+    def rows(self, pointer: Any, count: int) -> list[int]:
+        """Where the first `count` structures behind a pointer are."""
+        return self.put((pointer._type_ * count)(*pointer[:count]))
 
 
 def _without(made: Any, *pointers: str) -> Any:
@@ -78,7 +80,7 @@ def _written(what: Any, blob: _Blob, indices: int = 0) -> list[Any]:
     if isinstance(what, Program):
         s = what.structure
         arrays = [(s.phases, s.n_phases), (s.uops, s.n_uops), (s.tiles, s.n_tiles), (s.preds, s.n_preds), (s.indices, s.n_indices)]
-        return ["ew", blob.put(_without(s, "phases", "uops", "tiles", "preds", "indices")), [blob.put((p._type_ * max(1, n))(*p[:n]), n) for p, n in arrays]]
+        return ["ew", blob.put(_without(s, "phases", "uops", "tiles", "preds", "indices")), [blob.rows(*one) for one in arrays]]
     if isinstance(what, What):
         steps = [[m.kind, _written(m.what, blob, len(m.indices)), m.operands, m.extent, m.axes, m.preds, m.indices, m.error, m.again]
                  for m in what.steps]  # fmt: skip
@@ -86,7 +88,7 @@ def _written(what: Any, blob: _Blob, indices: int = 0) -> list[Any]:
         return ["steps", [rows, rank, room], blob.put(constants), steps]
     if isinstance(what, S.Wide):
         arrays = [(what.ops, what.n_ops), (what.tiles, what.n_tiles), (what.indices, indices)]
-        return ["Wide", blob.put(_without(what, "ops", "tiles", "indices")), [blob.put((p._type_ * max(1, n))(*p[:n]), n) for p, n in arrays]]
+        return ["Wide", blob.put(_without(what, "ops", "tiles", "indices")), [blob.rows(*one) for one in arrays]]
     if type(what).__name__ not in _FLAT:
         raise ValueError(f"a descriptor {type(what).__name__}")
     return [type(what).__name__, blob.put(what)]
