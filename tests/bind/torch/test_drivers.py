@@ -125,6 +125,15 @@ def test_the_stand_ins_import_no_torch():
     assert done.stdout.split("\n")[0] == "False 0 1 True ['cpu']", done.stderr
 
 
+def test_the_seed_of_the_stand_in():
+    import torch_xla.core.xla_model as xm
+
+    before = xm.get_rng_state()
+    xm.set_rng_state(2**40 + 3)
+    assert xm.get_rng_state() == 2**40 + 3
+    xm.set_rng_state(before)
+
+
 def test_the_target_of_the_stand_in(monkeypatch):
     from torch_neuronx.utils import get_platform_target
 

@@ -11,6 +11,7 @@ import pytest
 from neuronxcc import nki
 from neuronxcc.nki.kernels.attention import FlashConfig, flash_attn_bwd, flash_fwd
 from opennki.errors import NkiError, NkiTypeError, NkiValueError
+from opennki.ir.nodes import Instr, statements
 from opennki.timing import estimate
 from tests.kernels.library import attention_oracle as oracle
 from tests.kernels.library.attention_oracle import BF16, close, normal
@@ -203,3 +204,21 @@ def test_bad_arguments_are_errors_at_the_call(alter, kind, operand):
     error = caught.value
     assert isinstance(error, kind) and error.operand == operand
     assert error.rule and error.fix and error.loc.file == __file__
+
+
+def test_many_heads_do_not_make_a_longer_program():
+    sizes = []
+    for heads in (2, 16):
+        q, k, lse = np.empty((1, heads, 128, 8192), BF16), np.empty((1, 1, 128, 8192), BF16), np.empty((1, heads, 128, 64), np.float32)
+        kernel = flash_attn_bwd[1, 1].trace(q, k, k, q, q, lse, None, use_causal_mask=True, mixed_precision=True)
+        sizes.append(sum(1 for _ in statements(kernel.body)))
+    assert sizes[0] == sizes[1] < 300
+
+
+def test_the_places_of_instructions_are_lines_of_the_kernel():
+    from opennki.dialects.neuronxcc.kernels import _flash_backward
+
+    q, lse = np.empty((1, 1, 64, 128), np.float32), np.empty((1, 1, 128, 1), np.float32)
+    kernel = flash_attn_bwd[1, 1].trace(q, q, q, q, q, lse, None)
+    files = {kernel.locs[s.loc].file for s in statements(kernel.body) if isinstance(s, Instr)}
+    assert _flash_backward.__file__ in files and __file__ not in files

@@ -10,7 +10,7 @@ import opennki.dropin  # noqa: F401  isort: skip
 import pytest
 from neuronxcc import nki
 from neuronxcc.nki.kernels.attention import FlashConfig, flash_fwd
-from opennki.errors import NkiError, NkiTypeError, NkiValueError
+from opennki.errors import NkiError, NkiTypeError, NkiValueError, NkiWarning
 from opennki.timing import estimate
 from tests.kernels.library import attention_oracle as oracle
 from tests.kernels.library.attention_oracle import BF16, close, normal
@@ -193,6 +193,15 @@ def bad(change):
     call = {"q": q, "k": k, "v": np.ascontiguousarray(v.swapaxes(2, 3)), "seed": None, "config": SMALL}
     grid = change(call) or (1, 2)
     return grid, call
+
+
+def test_a_smaller_grid_computes_its_part():
+    q, k, v = inputs(2, 4, 2, 32, 128, 512)
+    v = np.ascontiguousarray(v.swapaxes(2, 3))
+    whole, _ = nki.simulate_kernel(flash_fwd[2, 2], q, k, v, None, config=SMALL)
+    with pytest.warns(NkiWarning, match="never stored"):
+        part, _ = nki.simulate_kernel(flash_fwd[2, 1], q, k, v, None, config=SMALL)
+    assert np.array_equal(part[:, :2], whole[:, :2]) and np.isnan(part[:, 2:]).all()
 
 
 def change(**values):

@@ -6,8 +6,10 @@ from typing import Any
 
 from opennki.dialects.neuronxcc._missing import missing
 
-__all__ = ["get_ordinal", "get_xla_supported_devices", "is_master_ordinal", "mark_step", "master_print", "optimizer_step",
-           "wait_device_ops", "xla_device", "xrt_world_size"]
+__all__ = ["get_ordinal", "get_rng_state", "get_xla_supported_devices", "is_master_ordinal", "mark_step", "master_print",
+           "optimizer_step", "set_rng_state", "wait_device_ops", "xla_device", "xrt_world_size"]
+
+_seed = 0
 
 
 def xla_device(n: int | None = None, devkind: str | None = None) -> Any:
@@ -33,6 +35,17 @@ def wait_device_ops(devices: Any = None) -> None:
 def optimizer_step(optimizer: Any, barrier: bool = False, optimizer_args: dict[str, Any] | None = None, **_: Any) -> Any:
     """`optimizer.step()`: there is no other process to reduce gradients with."""
     return optimizer.step(**(optimizer_args or {}))
+
+
+def get_rng_state(device: Any = None) -> int:
+    """The seed of the device's generator, from which programs derive seeds of dropout; 0 until it is set."""
+    return _seed
+
+
+def set_rng_state(seed: int, device: Any = None) -> None:
+    """Set the seed of the device's generator, an integer of 64 bits."""
+    global _seed
+    _seed = int(seed)
 
 
 def get_ordinal() -> int:

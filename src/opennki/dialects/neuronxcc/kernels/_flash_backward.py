@@ -13,7 +13,7 @@ several ranges, whose dk and dv add up in HBM.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import opennki.dialects.neuronxcc.isa as nisa
@@ -72,27 +72,23 @@ class Backward:
         self.threes = nl.ones((3, cut.block), dtype=nl.bfloat16)
 
     # ---- what is loaded ----
-    def load(self, source: Any, start: Any, length: int, factor: float = 1.0) -> Any:
-        """(width, parts, length) of source (d, sequence) from `start`."""
+    def load(self, into: Any, source: Any, start: Any, length: int, factor: float = 1.0) -> None:
+        """Fill a tile (width, parts, length) from `start` of source (d, sequence)."""
         cut = self.cut
-        tile = nl.ndarray((cut.width, cut.parts, length), dtype=self.dtype)
         for n in range(cut.parts):
             part = source[nl.ds(n * cut.width, cut.width), nl.ds(start, length)]
             if factor == 1.0:
-                tile[:, n, :] = nl.load(part, dtype=self.dtype)
+                into[:, n, :] = nl.load(part, dtype=self.dtype)
             else:
-                tile[:, n, :] = nl.multiply(nl.load(part), factor, dtype=self.dtype)
-        return tile
+                into[:, n, :] = nl.multiply(nl.load(part), factor, dtype=self.dtype)
 
-    def turned(self, tile: Any, length: int) -> Any:
-        """(128, length / 128, d) of a tile (width, parts, length)."""
+    def turn(self, into: Any, tile: Any, length: int) -> None:
+        """Fill (128, length / 128, d) with the transpose of a tile (width, parts, length)."""
         cut = self.cut
-        out = nl.ndarray((t.ROWS, length // t.ROWS, cut.parts * cut.width), dtype=self.dtype)
         for i in nl.affine_range(length // t.ROWS):
             for n in range(cut.parts):
-                turn = nisa.nc_transpose(tile[:, n, nl.ds(i * t.ROWS, t.ROWS)])
-                out[:, i, n * cut.width : (n + 1) * cut.width] = nl.copy(turn, dtype=self.dtype)
-        return out
+                turned = nisa.nc_transpose(tile[:, n, nl.ds(i * t.ROWS, t.ROWS)])
+                into[:, i, n * cut.width : (n + 1) * cut.width] = nl.copy(turned, dtype=self.dtype)
 
     def products_with_output(self, o: Any, dy: Any) -> Any:
         """Minus D as (128, group, queries / 128) float32: the sums of dy o over d, times what dropout keeps.
@@ -162,16 +158,6 @@ class Backward:
             mask[:, nl.ds(c * t.ROWS, t.ROWS)] = t.kept(self.seed, self.ones, self.rate, index)
         return mask
 
-    def pass_over(
-        self, heads: Any, keys: Any, keys_turned: Any, values: Any, dk: Any, dv: Any, start: int, key: Any, key_tile: Any
-    ) -> None:
-        """Take all tiles of a range of queries, which begins with tile `start`, to a block of keys."""
-        cut = self.cut
-        for i in nl.affine_range(cut.tiles // cut.lanes):
-            at = Place(i * cut.lanes, start, key, key_tile)
-            if all(self.scope.meets(at.query(0), cut.lanes * t.ROWS, key, cut.block)):
-                self.gradients(heads, keys, keys_turned, values, dk, dv, at)
-
     def gradients(self, heads: Any, keys: Any, keys_turned: Any, values: Any, dk: Any, dv: Any, at: Any) -> None:
         """Add what some tiles of 128 queries and a block of keys give each other to the gradients.
 
@@ -192,7 +178,7 @@ class Backward:
         for lane in lanes:
             made = nl.ndarray((t.ROWS, cut.block), dtype=self.dtype)
             if self.rate > 0:
-                mask = self.mask(heads.head, at.tile(lane), at.key_tile)
+                mask = self.mask(at.head, at.tile(lane), at.key_tile)
                 taken.append(nl.multiply(p[lane], mask, dtype=self.dtype))
                 gradient = nl.multiply(turns[lane], mask, dtype=nl.float32)
                 less = nl.add(gradient, heads.sums[:, at.index(lane)], dtype=nl.float32)
@@ -229,11 +215,10 @@ class Backward:
 
 @dataclass(frozen=True)
 class Resident:
-    """What of one head of queries stays in SBUF for a range of them: q and dy (width, parts, span) and their transposes
-    (128, span / 128, d), dq (width, parts, span) float32, minus D as three parts (3, span) or, for dropout, as columns of
-    (128, tiles of the sequence), like the negated log-sum-exp."""
+    """What stays in SBUF for a range of queries: q and dy (width, group, parts, span) and their transposes (128, group, span /
+    128, d), dq (width, group, parts, span) float32, minus D as three parts (3, group, span) or, for dropout, as columns of
+    (128, group, tiles of the sequence), like the negated log-sum-exp; `of` is that of one head."""
 
-    head: int
     q: Any
     dy: Any
     q_turned: Any
@@ -243,14 +228,19 @@ class Resident:
     sums: Any
     logs: Any
 
+    def of(self, g: Any) -> Resident:
+        """The tiles of head g of the group, without its dimension."""
+        return Resident(*(None if x is None else x[:, g] for x in (getattr(self, f.name) for f in fields(self))))
+
 
 @dataclass(frozen=True)
 class Place:
-    """Where tiles of queries are: `first` of them in the range, which begins with tile `start` of the sequence; and the
-    block of keys that begins with `key`, tile `key_tile`."""
+    """Where tiles of queries are: in head `head` of the group, `first` of them in the range, which begins with tile `start` of
+    the sequence; and the block of keys that begins with `key`, tile `key_tile`."""
 
+    head: Any
     first: Any
-    start: int
+    start: Any
     key: Any
     key_tile: Any
 
@@ -300,57 +290,72 @@ def backward(work: Backward, q: Any, k: Any, v: Any, o: Any, dy: Any, lse: Any, 
         work.sinks(dsinks, sinks, logs, products)
     spans = cut.queries // cut.span
     if spans == 1:
-        _span(work, 0, q, k, v, dy, logs, products, dq, dk, dv, None)
+        _span(work, 0, q, k, v, dy, logs, products, dq, dk, dv, False)
         return
-    earlier = [nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.private_hbm) for x in (dk, dv)]
-    for span in range(spans):  # few: each is as many queries as fit
-        partial = span < spans - 1
-        into_k, into_v = earlier if partial else (dk, dv)
-        _span(work, span, q, k, v, dy, logs, products, dq, into_k, into_v, earlier if span else None)
+    sums_k, sums_v = (nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.private_hbm) for x in (dk, dv))
+    parts = [nl.ds(n * cut.width, cut.width) for n in range(cut.parts)]
+    for j in nl.affine_range(cut.keys // cut.block):
+        for part in parts:
+            for sums in (sums_k, sums_v):
+                nl.store(sums[part, nl.ds(j * cut.block, cut.block)], nl.zeros((cut.width, cut.block), dtype=nl.float32))
+    for span in nl.sequential_range(spans):
+        _span(work, span, q, k, v, dy, logs, products, dq, sums_k, sums_v, True)
+    for j in nl.affine_range(cut.keys // cut.block):
+        for part in parts:
+            for sums, out in ((sums_k, dk), (sums_v, dv)):
+                place = (part, nl.ds(j * cut.block, cut.block))
+                nl.store(out[place], nl.load(sums[place]))
 
 
 def _span(
-    work: Backward, span: int, q: Any, k: Any, v: Any, dy: Any, logs: Any, products: Any, dq: Any, dk: Any, dv: Any, earlier: Any
+    work: Backward, span: Any, q: Any, k: Any, v: Any, dy: Any, logs: Any, products: Any, dq: Any, dk: Any, dv: Any, add: bool
 ) -> None:
-    """One range of queries with all keys; earlier: dk and dv of the ranges before, or None."""
+    """One range of queries with all keys; add: dk and dv have the sums of the ranges before in them."""
     cut = work.cut
-    start = span * cut.span
-    heads = []
-    for g in range(cut.group):
-        queries = work.load(q[g], start, cut.span, work.before)
-        gradients = work.load(dy[g], start, cut.span)
-        parts = None
+    start, group = span * cut.span, cut.group
+    heads = Resident(
+        nl.ndarray((cut.width, group, cut.parts, cut.span), dtype=work.dtype),
+        nl.ndarray((cut.width, group, cut.parts, cut.span), dtype=work.dtype),
+        nl.ndarray((t.ROWS, group, cut.tiles, cut.parts * cut.width), dtype=work.dtype),
+        nl.ndarray((t.ROWS, group, cut.tiles, cut.parts * cut.width), dtype=work.dtype),
+        nl.zeros((cut.width, group, cut.parts, cut.span), dtype=nl.float32),
+        nl.ndarray((3, group, cut.span), dtype=nl.bfloat16) if work.rate == 0 else None,
+        products,
+        logs,
+    )
+    for g in nl.affine_range(group):
+        work.load(heads.q[:, g], q[g], start, cut.span, work.before)
+        work.load(heads.dy[:, g], dy[g], start, cut.span)
+        work.turn(heads.q_turned[:, g], heads.q[:, g], cut.span)
+        work.turn(heads.dy_turned[:, g], heads.dy[:, g], cut.span)
         if work.rate == 0:
-            parts = t.split_rows(products[:, g, nl.ds(span * cut.tiles, cut.tiles)], cut.tiles)
-        heads.append(
-            Resident(
-                g,
-                queries,
-                gradients,
-                work.turned(queries, cut.span),
-                work.turned(gradients, cut.span),
-                nl.zeros((cut.width, cut.parts, cut.span), dtype=nl.float32),
-                parts,
-                products[:, g, :],
-                logs[:, g, :],
-            )
-        )
+            heads.products[:, g, :] = t.split_rows(products[:, g, nl.ds(span * cut.tiles, cut.tiles)], cut.tiles)
     for j in nl.sequential_range(cut.keys // cut.block):
-        key = j * cut.block
-        keys, values = work.load(k, key, cut.block), work.load(v, key, cut.block)
-        keys_turned = work.turned(keys, cut.block)
-        sums_k, sums_v = Banks(cut), Banks(cut)
-        for head in heads:
-            work.pass_over(head, keys, keys_turned, values, sums_k, sums_v, span * cut.tiles, key, j * (cut.block // t.ROWS))
-        scale = 1.0 if work.before != 1.0 else work.scale
-        for out, sums, factor, before in ((dk, sums_k, scale / work.keep, 0), (dv, sums_v, 1.0 / work.keep, 1)):
-            for n in range(cut.parts):
-                place = (nl.ds(n * cut.width, cut.width), nl.ds(key, cut.block))
-                value = nl.multiply(sums.of(n)[:, n % sums.per, :], factor, dtype=nl.float32 if earlier else out.dtype)
-                if earlier:
-                    value = nl.add(value, nl.load(earlier[before][place]), dtype=out.dtype)
-                nl.store(out[place], value)
-    for head in heads:
+        _block(work, heads, k, v, dk, dv, span * cut.tiles, j, add)
+    for g in nl.affine_range(group):
         for n in range(cut.parts):
-            part = nl.multiply(head.dq[:, n, :], work.scale / work.keep, dtype=dq.dtype)
-            nl.store(dq[head.head, nl.ds(n * cut.width, cut.width), nl.ds(start, cut.span)], part)
+            part = nl.multiply(heads.dq[:, g, n, :], work.scale / work.keep, dtype=dq.dtype)
+            nl.store(dq[g, nl.ds(n * cut.width, cut.width), nl.ds(start, cut.span)], part)
+
+
+def _block(work: Backward, heads: Resident, k: Any, v: Any, dk: Any, dv: Any, start: Any, j: Any, add: bool) -> None:
+    """Block j of the keys with the range of queries that begins with tile `start`."""
+    cut = work.cut
+    key = j * cut.block
+    keys, values = (nl.ndarray((cut.width, cut.parts, cut.block), dtype=work.dtype) for _ in range(2))
+    keys_turned = nl.ndarray((t.ROWS, cut.block // t.ROWS, cut.parts * cut.width), dtype=work.dtype)
+    work.load(keys, k, key, cut.block)
+    work.load(values, v, key, cut.block)
+    work.turn(keys_turned, keys, cut.block)
+    sums_k, sums_v = Banks(cut), Banks(cut)
+    for g in nl.affine_range(cut.group):
+        for i in nl.affine_range(cut.tiles // cut.lanes):
+            at = Place(g, i * cut.lanes, start, key, j * (cut.block // t.ROWS))
+            if all(work.scope.meets(at.query(0), cut.lanes * t.ROWS, key, cut.block)):
+                work.gradients(heads.of(g), keys, keys_turned, values, sums_k, sums_v, at)
+    scale = 1.0 if work.before != 1.0 else work.scale
+    for out, sums, factor in ((dk, sums_k, scale / work.keep), (dv, sums_v, 1.0 / work.keep)):
+        for n in range(cut.parts):
+            place = (nl.ds(n * cut.width, cut.width), nl.ds(key, cut.block))
+            value = nl.multiply(sums.of(n)[:, n % sums.per, :], factor, dtype=out.dtype)
+            nl.store(out[place], nl.add(value, nl.load(out[place])) if add else value)

@@ -85,10 +85,10 @@ def dtype_name(tensor: Any) -> str:
     return str(getattr(tensor.dtype, "name", tensor.dtype))
 
 
-def require_grid(shape: tuple[Any, ...], names: str) -> None:
-    """Raise NkiValueError unless the launch grid is `shape`; None in it stands for any size."""
+def require_grid(shape: tuple[int, ...], names: str, part: bool = False) -> None:
+    """Raise NkiValueError unless the launch grid is `shape`, or smaller with `part`."""
     got = tuple(nl.num_programs(axis) for axis in range(nl.program_ndim()))
-    fits = len(got) == len(shape) and all(want in (None, have) for want, have in zip(shape, got, strict=True))
+    fits = len(got) == len(shape) and all(have == want or (part and have < want) for want, have in zip(shape, got, strict=True))
     require(
         fits,
         f"the grid is {got}, not {shape}" if got else "the kernel is launched without a grid",

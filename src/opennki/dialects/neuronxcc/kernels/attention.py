@@ -50,6 +50,8 @@ def flash_fwd(
 ) -> Any:
     """softmax(q.T k * softmax_scale + logit_bias, masked) v, for the grid [batch, heads of keys].
 
+    A smaller grid computes what belongs to its programs alone.
+
     q: (batch, heads, d, seq_q) with d <= 128. k: (batch, kv_heads, d, seq_k). v: (batch, kv_heads, seq_k, d), or
     (batch, kv_heads, d, seq_k) with config.should_transpose_v. All of one dtype. seq_q is a multiple of 128, seq_k of
     config.seq_tile_size, which is a multiple of 512. seed: int32 (1,), or None without dropout. logit_bias: (1, 1,
@@ -99,7 +101,7 @@ def flash_fwd(
         rule="each query sees a key",
         fix="pass as many keys as queries, or a larger window",
     )
-    _tools.require_grid((batch, kv_heads), "batch, heads of keys")
+    _tools.require_grid((batch, kv_heads), "batch, heads of keys", part=True)
 
     o = nl.ndarray((batch, heads, queries, d), dtype=q.dtype, buffer=nl.shared_hbm)
     lse = None
