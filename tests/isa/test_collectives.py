@@ -152,8 +152,6 @@ F = ((8, 4), "float32")
         ("rank_permute", {"src": F, "dst": F, "source_target_pairs": (1, 2)}, NkiTypeError, "pairs of ranks"),
         ("rank_ring", {"src": F, "dst": F, "channel_id": 2, "num_channels": 2}, NkiValueError, "channel_id=2"),
         ("rank_ring_place", {"dst": ((1, 1), "int32"), "per_step": 0}, NkiValueError, "num_channels=0"),
-        ("rank_ring_place", {"dst": ((1, 4), "int32")}, NkiTypeError, "int32 tile"),
-        ("rank_ring_place", {"dst": ((1, 1), "float32")}, NkiTypeError, "int32 tile"),
         ("rank_ring_reduce", {"src": F, "src1": ((4, 4), "float32"), "dst": F, "op": "add"}, NkiValueError, "one shape"),
         ("core_sendrecv", {"src": F, "dst": ((8, 5), "float32"), "send_to_rank": 0, "recv_from_rank": 0}, NkiValueError, "one shape"),
         ("rank_broadcast", {"src": F, "dst": ((8, 4), "int32")}, NkiTypeError, "keeps the dtype"),

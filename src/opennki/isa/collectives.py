@@ -289,12 +289,10 @@ def _check_place(c: Any, target: Any) -> None:
     check_groups(c.replica_groups)
     if c.per_step < 1:
         raise NkiValueError(f"num_channels={c.per_step}", operand="num_channels", rule="a ring has one channel or more")
-    if tuple(c.dst.shape) != (1, 1) or c.dst.dtype != "int32":
-        raise NkiTypeError(f"dst is {tuple(c.dst.shape)} {c.dst.dtype}", operand="dst", rule="a position is an int32 tile (1, 1)")
 
 
 @collective(meeting.place_in_ring, source="api_legacy: _private.private_api.cc_div", raw=True, check=_check_place)
-def rank_ring_place(*, dst: T[Array, Out("*", ON_CHIP)], steps: T[int, Affine()], per_step: T[int, Attr((int,))] = 1,
+def rank_ring_place(*, dst: T[Array, Out("1 1", ON_CHIP, ("int32",))], steps: T[int, Affine()], per_step: T[int, Attr((int,))] = 1,
                     replica_groups: Groups = (), **known: Any) -> Array:
     """dst = the position in the group of the rank whose data this one holds after steps // per_step steps of rank_ring.
 
