@@ -307,6 +307,17 @@ def test_a_callback_that_sleeps_is_waited_for():
     np.testing.assert_array_equal(jax.jit(sharded(f, check_vma=False))(X), summed())
 
 
+def test_a_device_that_computes_for_long_is_waited_for():
+    """The others wait for seconds, while a program of XLA alone runs on one device."""
+    def slow(x):
+        return x + 0 * jax.lax.fori_loop(0, 150_000_000, lambda i, c: jnp.sin(c) + 1e-3, jnp.float32(0.3))
+
+    def f(x):
+        return total(jax.lax.cond(jax.lax.axis_index("d") == 3, slow, lambda x: x, x))
+
+    np.testing.assert_array_equal(jax.jit(sharded(f, check_vma=False))(X), summed())
+
+
 def test_a_busy_process_waits_as_long_as_the_setting_says(monkeypatch):
     monkeypatch.setenv("OPENNKI_MEETING_SECONDS", "2")
     assert settings.current().meeting_seconds == 2

@@ -25,7 +25,7 @@ import numpy as np
 from opennki import settings
 from opennki.bind.elastic import elastic
 from opennki.bind.host import HostKernel
-from opennki.bind.watch import INTERVAL, LOOKS, nothing_happens, watch
+from opennki.bind.watch import nothing_happens, watch
 from opennki.errors import NkiError
 from opennki.interpret.blas import one_thread
 from opennki.interpret.programs import SHOWN, Exchange, Job
@@ -346,6 +346,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=gatherings.reset)
 
 
+BETWEEN_SECONDS = 1.0  # in which a program that is under way comes from one kernel to the next
 QUIET = 20  # looks at which nothing happened, after which nothing is expected any more
 
 
@@ -359,6 +360,6 @@ def _wait_at_exit() -> None:
     while gatherings.last:
         quiet = quiet + 1 if nothing_happens() else 0
         waiting = elastic.busy or any(one.open for one in list(gatherings.by_key.values()))
-        if not waiting and (quiet > QUIET or time.monotonic() - gatherings.last > INTERVAL * LOOKS):
+        if not waiting and (quiet > QUIET or time.monotonic() - gatherings.last > BETWEEN_SECONDS):
             return
         time.sleep(0.005)

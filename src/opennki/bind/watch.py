@@ -1,10 +1,11 @@
 """Whether anybody can still come: what is known of a process in which ranks wait for others that have not called.
 
 A rank that has not come may still be computing, or its program may have ended without the call; XLA tells nobody. So while ranks wait, one
-thread looks at the process ten times a second. The missing will not come when, for a second, no thread of the process runs or waits for a
-disk, and none of a framework's own threads is inside of Python (a callback that sleeps): then nothing happens that could bring them. In a
-process that is busy with other things this is never so, and there the setting OPENNKI_MEETING_SECONDS ends the wait. It does so too where
-another process has not begun the program.
+thread looks at the process ten times a second. The missing will not come when, at six looks in a row, no thread of the process runs, is
+ready to, waits for a disk or has used a processor since the look before, and none of a framework's own threads is inside of Python (a
+callback that sleeps): then nothing happens that could bring them, however busy the machine is. In a process that is busy with other
+things this is never so, and there the setting OPENNKI_MEETING_SECONDS ends the wait. It does so too where another process has not begun
+the program.
 
 Source: proc(5), /proc/[pid]/stat; elsewhere than on Linux only the setting counts.
 """
@@ -20,7 +21,8 @@ from typing import Protocol
 from opennki import background, settings
 
 INTERVAL = 0.1  # seconds between two looks
-LOOKS = 10  # in a row at which nothing happens
+LOOKS = 6  # in a row at which nothing happens
+LITTLE = 0.002  # seconds of a processor that threads take which only see whether there is something to do
 _FRAMEWORKS = ("jax", "torch", "opennki")
 
 
@@ -60,7 +62,7 @@ class Watch:
             self.waiting.pop(id(one), None)
 
     def _look(self) -> None:
-        quiet = 0
+        quiet, used = 0, _used()
         while True:
             time.sleep(INTERVAL)
             with self.lock:
@@ -68,14 +70,19 @@ class Watch:
                 if not waiting:
                     self.running = False
                     return
-            now = time.monotonic()
-            quiet = quiet + 1 if nothing_happens() else 0
+            now, before, used = time.monotonic(), used, _used()
+            quiet = quiet + 1 if used - before < LITTLE and nothing_happens() else 0
             limit = settings.current().meeting_seconds
             for one in waiting:
                 if quiet >= LOOKS and now - one.since >= INTERVAL * LOOKS:
                     one.nobody_comes()
                 elif now - one.since >= limit:
                     one.nobody_comes(f"nothing has come for {limit:g} s (OPENNKI_MEETING_SECONDS)")
+
+
+def _used() -> float:
+    """Seconds of a processor that the other threads of the process have used."""
+    return time.process_time() - time.thread_time()
 
 
 def nothing_happens() -> bool:
