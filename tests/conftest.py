@@ -7,7 +7,13 @@ import os
 import re
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A deadline measures the machine, not the code. Under CI Hypothesis has a profile of its own, without one too.
+if "CI" not in os.environ:
+    hypothesis.settings.register_profile("without deadlines", deadline=None)
+    hypothesis.settings.load_profile("without deadlines")
 
 pytest_plugins = ["pytester"]
 
