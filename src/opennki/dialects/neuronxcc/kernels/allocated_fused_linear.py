@@ -111,11 +111,12 @@ class _Projection:
         for group in nl.affine_range(self.chunks // self.each):
             for c in range(self.each):
                 column = nl.ds((group * self.each + c) * t.ROWS, t.ROWS)
-                place = self.banks[i, group, :, c * t.ROWS : c * t.ROWS + rows]
+                place = self.banks[i, group, :, c * rows : (c + 1) * rows]  # side by side, so that the copy reads no gaps
                 place[...] = nisa.nc_matmul(self.x[i, 0:rows, column], self.identity[0:rows, 0:rows], is_transpose=True)
-            self._copy(i, group, rows)
+            filled = slice(0, self.each * rows)
+            self.turned[i, group, :, filled] = nisa.tensor_copy(self.banks[i, group, :, filled], dtype=self.dtype)
             for c in range(self.each):
-                left = self.turned[i, group, :, c * t.ROWS : c * t.ROWS + rows]
+                left = self.turned[i, group, :, c * rows : (c + 1) * rows]
                 right = self.weights[:, group * self.each + c, :]
                 if group * self.each + c == 0:
                     products[...] = nisa.nc_matmul(left, right)
@@ -123,11 +124,6 @@ class _Projection:
                     products += nisa.nc_matmul(left, right)
         self.result[i, 0:rows, :] = nisa.tensor_scalar(products, np.multiply, inverse, dtype=self.dtype)
         nl.store(y[part, :], self.result[i, 0:rows, :])
-
-    def _copy(self, i: Any, group: Any, rows: int) -> None:
-        """Transposes of a bank to SBUF."""
-        p, c, row = nl.mgrid[0 : t.ROWS, 0 : self.each, 0:rows]
-        self.turned[i, group, p, c * t.ROWS + row] = nisa.tensor_copy(self.banks[i, group, p, c * t.ROWS + row], dtype=self.dtype)
 
 
 __all__ = ["allocated_fused_rms_norm_qkv"]
