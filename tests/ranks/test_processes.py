@@ -181,6 +181,20 @@ def test_a_script_in_several_processes(tmp_path, way, status, text):
         assert "the process of ranks 3, 4 has gone" in done.stderr
 
 
+def test_processes_end_with_what_started_them(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import os, time\nos.write(1, f'{os.getpid()}\\n'.encode())\ntime.sleep(100)\n", encoding="utf-8")
+    command = [sys.executable, "-m", "opennki", "launch", "-n", "2", str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        started = [int(launcher.stdout.readline()) for _ in range(2)]
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(timeout=60) == 143
+    for pid in started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
 def test_strangers_are_kept_out():
     point = mesh.MeetingPoint(2, "secret")
     threading.Thread(target=point.serve, daemon=True).start()

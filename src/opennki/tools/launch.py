@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 from opennki.errors import NkiError
 from opennki.ranks.mesh import MeetingPoint
@@ -25,6 +26,7 @@ def launch(script: str, args: list[str], processes: int) -> int:
     threading.Thread(target=_introduce, args=(point,), daemon=True).start()
     threads = max(1, (os.cpu_count() or 1) // processes)
     started: list[subprocess.Popen[bytes]] = []
+    before = signal.signal(signal.SIGTERM, _ended) if threading.current_thread() is threading.main_thread() else None
     try:
         for number in range(processes):
             place = Rendezvous(number, processes, host, port, point.token)
@@ -33,12 +35,24 @@ def launch(script: str, args: list[str], processes: int) -> int:
         return _watch(started)
     except KeyboardInterrupt:
         return 130
+    except _Ended:  # with all that it has started
+        return 128 + signal.SIGTERM
     finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
         for one in started:
             if one.poll() is None:
                 one.kill()
         for one in started:
             one.wait()
+
+
+class _Ended(BaseException):
+    """Someone has asked this process to end."""
+
+
+def _ended(number: int, frame: Any) -> None:
+    raise _Ended
 
 
 def _introduce(point: MeetingPoint) -> None:
