@@ -21,7 +21,6 @@ from opennki.interpret.steps import Operand, Plan, turned
 from opennki.interpret.views import View
 from opennki.ir.affine import Affine, Range, Var
 from opennki.ir.nodes import Access, IndexTile, PredTile
-from opennki.ir.verify import call_view
 from opennki.isa.declare import Plumbing
 from opennki.isa.declare import Tile as TileSpec
 
@@ -198,7 +197,7 @@ class Instruction:
         self.views.append(view)
         number = len(self.views) - 1
         # what is stored as tfloat32 is rounded, bits or not
-        raw = plan.decl.raw(self.info()) and view.access.dtype != "tfloat32"
+        raw = plan.raw and view.access.dtype != "tfloat32"
         axes = self.axes[number] = self.narrowed(op.name, op.dims, view.shape)
         if view.dynamic is not None:
             made = Sym("fetched", view.shape, view.dtype, source=number, raw=True, axes=axes)
@@ -225,11 +224,6 @@ class Instruction:
             out.append(-1 if fixed or k not in self.narrow else k)
         return tuple(out)
 
-    def info(self) -> Any:
-
-        instr = self.plan.instr
-        return call_view(self.plan.decl, instr.operands, instr.engine, instr.results[0].dtype if instr.results else None)
-
     def lazy(self, kw: dict[str, Any]) -> None:
         """Operands that are expressions of loop indices."""
         plan = self.plan
@@ -245,7 +239,7 @@ class Instruction:
                 kw[param.name] = self.index(value.base, value.strides, value.shape)
             elif isinstance(value, Affine):
                 made = self.index(value, (), ())
-                exact = isinstance(param.spec, TileSpec) and not plan.decl.raw(self.info())
+                exact = isinstance(param.spec, TileSpec) and not plan.raw
                 kw[param.name] = made if exact and made.kind == "index" else made.astype(np.float32) if exact else _wide(made)
             elif isinstance(value, tuple) and any(isinstance(v, Affine) for v in value):
                 kw[param.name] = tuple(_wide(self.index(v, (), ())) if isinstance(v, Affine) else v for v in value)

@@ -15,11 +15,10 @@ from opennki.execute import record
 from opennki.execute.again import again, repeatable
 from opennki.execute.calls import Call
 from opennki.execute.group import MAX_GROUP, Group
-from opennki.execute.instruction import Instruction
+from opennki.execute.instruction import Instruction, nodes
 from opennki.execute.nodes import Divide, Run
 from opennki.execute.places import Reach, reach_of
-from opennki.execute.record import Sym, Unsupported
-from opennki.execute.values import leaves
+from opennki.execute.record import Unsupported
 from opennki.interpret.steps import Plan
 from opennki.ir.affine import Affine, Range, Var
 from opennki.ir.nodes import Access, Alloc, IndexTile, Instr, PredTile, statements
@@ -60,32 +59,31 @@ class _Tile:
 
 class _Form:
     """What an instruction is but for where its operands are: `joins`: see `Instruction`; `order`: for each of its views the number of the
-    access; `outs`: the accesses that it stores to; `uses`: those that it reads or stores to, and which; `first`: one that was recorded,
-    where others can be made like it."""
+    access; `outs`: the accesses that it stores to; `uses`: those that it reads or stores to, and which; `first`: the one that was recorded;
+    `repeats`: whether others can be made like it."""
 
-    __slots__ = ("first", "joins", "number", "order", "outs", "template", "uses")
+    __slots__ = ("first", "joins", "number", "order", "outs", "repeats", "template", "uses")
 
     def __init__(self, number: int, one: Instruction | None, accesses: list[Access]) -> None:
         self.number = number
         self.first: Instruction | None = None
+        self.repeats: bool | None = None
         self.template: Any = None  # of the instruction by itself, where it joins no others
         self.joins, self.order, self.outs, self.uses = False, list[int](), list[int](), list[tuple[int, bool]]()
         if one is not None:
             self.joins = one.joins
-            self.first = one if repeatable(one) else None
-            self.order = [next(n for n, a in enumerate(accesses) if a is v.access) for v in one.views[one.first :]]
-            self.outs = [self.order[out.source - one.first] for out, _ in one.pairs]
-            read = {self.order[_number(leaf.source) - one.first] for _, value in one.pairs for leaf in leaves(value) if _is_operand(leaf)}
+            self.first = one
+            numbers = {id(a): n for n, a in reversed(list(enumerate(accesses)))}
+            self.order = order = [numbers[id(v.access)] for v in one.views[one.first :]]
+            self.outs = [order[out.source - one.first] for out, _ in one.pairs]
+            read = set()
+            for _, value in one.pairs:
+                for leaf in nodes(value):
+                    if leaf.kind in ("tile", "fetched"):
+                        base = leaf.source.base if leaf.source.__class__ is record.Part else leaf.source
+                        if base.__class__ is int:
+                            read.add(order[base - one.first])
             self.uses = [(n, n in self.outs) for n in sorted(read | set(self.outs))]
-
-
-def _number(source: Any) -> Any:
-    return source.base if isinstance(source, record.Part) else source
-
-
-def _is_operand(leaf: Sym) -> bool:
-    """Whether a value is in the memory of an operand."""
-    return leaf.kind in ("tile", "fetched") and isinstance(_number(leaf.source), int)
 
 
 class Site:
@@ -234,13 +232,17 @@ class Lines:
     def _form(self, site: Site) -> _Form | None:
         try:
             return _Form(len(self.forms), self.real(site), [part[0] for part in site.parts])
-        except (Unsupported, StopIteration):
+        except (Unsupported, KeyError):
             return None
 
     def real(self, site: Site) -> Instruction:
         """The instruction, recorded. Raises Unsupported."""
-        if site.real is None and site.form is not None and site.form.first is not None:
-            site.real = again(site.form.first, site.form.order, site)
+        form = site.form
+        if site.real is None and form is not None and form.first is not None:
+            if form.repeats is None:
+                form.repeats = repeatable(form.first)
+            if form.repeats:
+                site.real = again(form.first, form.order, site)
         if site.real is None:
             lowering, tape = self.lowering, self.lowering.tape
             instr = site.instr

@@ -90,6 +90,16 @@ class Plan:
         self.masker = Masker(instr.mask, self.iteration, layout) if masked else None
         self.tracked = [o for o in self.inputs if o.reads and o.view.alloc in tracked]
         self.tracked_out = [v for v, _, _ in self.outputs if v.alloc in tracked]
+        self.suspects: list[Any] = []
+        self.suspect_reads: list[Any] = []
+        self.shared_writes: dict[View, races.What] = {}
+        self.shared_reads: list[Any] = []
+        if suspects:
+            self._suspect(suspects)
+        self.gets_out = any(v.alloc.space not in ("sbuf", "psum", "register") for v, _, _ in self.outputs)
+
+    def _suspect(self, suspects: tuple[Any, ...]) -> None:
+        layout, loc = self.layout, self.loc
         # what another iteration may touch too: (view, slot of the variable, suspect)
         loops = [s for s in suspects if s.var.kind != "pid"]
         self.suspects = [(v, layout.var(s.var), s) for s in loops if s.mode != "read"
@@ -102,7 +112,6 @@ class Plan:
                               if v.access is s.access}
         self.shared_reads = [(o, races.What(o.view, s, loc)) for s in shared if s.mode == "read" for o in self.inputs
                              if o.view.access is s.access]
-        self.gets_out = any(v.alloc.space not in ("sbuf", "psum", "register") for v, _, _ in self.outputs)
 
     def _operand(self, param: Param, value: Any, raw: bool, ranges: dict[Var, Range], outs: list[tuple[View, str]],
                  registers: list[tuple[View, str]], skip: bool, stream: list[int], seed: int) -> None:

@@ -59,9 +59,11 @@ class Layout:
         base = Affine()
         strides = [0] * len(access.shape)
         for dim, unit in zip(access.dims, steps, strict=True):
-            base = base.add(dim.base.scale(unit))
+            if dim.base.terms or dim.base.const:
+                base = base.add(dim.base.scale(unit))
             for j, s in enumerate(dim.strides):
-                strides[j] += s * unit
+                if s:
+                    strides[j] += s * unit
         return tuple(steps), compile_affine(base.scale(item), self), tuple(s * item for s in strides)
 
     def view(self, slot: int) -> int:
