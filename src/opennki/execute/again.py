@@ -11,7 +11,7 @@ from opennki.interpret.views import View
 from opennki.ir.affine import Affine
 
 if TYPE_CHECKING:
-    from opennki.execute.lines import Site
+    from opennki.execute.sites import Site
 
 
 def repeatable(one: Instruction) -> bool:

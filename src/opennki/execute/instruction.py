@@ -253,11 +253,8 @@ class Instruction:
     def index(self, base: Affine, strides: tuple[int, ...], shape: tuple[int, ...]) -> Sym:
         """An index expression: numbers where float32 has them all, else 64-bit integers."""
         self.indices.append((base, strides))
-        low, high = base.range(self.ranges)
-        ends = [s * (n - 1) for s, n in zip(strides, shape, strict=True)]
         made = Sym("index", shape, np.dtype(np.float32), strides=tuple(strides), source=len(self.indices) - 1, axes=self.everywhere(shape))
-        far = max(-(low + sum(min(e, 0) for e in ends)), high + sum(max(e, 0) for e in ends)) > 1 << 24
-        return _wide(made) if far else made
+        return _wide(made) if is_large(base, strides, shape, self.ranges) else made
 
     def predicates(self, preds: Iterable[Any], shape: tuple[int, ...], axes: tuple[int, ...]) -> list[Sym]:
         """Predicates as truths."""
@@ -343,6 +340,13 @@ class Instruction:
                     raise Unsupported("an index that may be outside, of a tile of another shape")
                 base = self.lowering.linear(view.access.dims[axis].base)
                 call.bounds.append((base, tuple(strides), 0, 0, size, self.report(view, axis)))
+
+
+def is_large(base: Affine, strides: tuple[int, ...], shape: tuple[int, ...], ranges: dict[Var, Range]) -> bool:
+    """Whether float32 may not hold each value of an index expression."""
+    low, high = base.range(ranges)
+    ends = [s * (n - 1) for s, n in zip(strides, shape, strict=True)]
+    return max(-(low + sum(min(e, 0) for e in ends)), high + sum(max(e, 0) for e in ends)) > 1 << 24
 
 
 def _whole(source: Any) -> int:

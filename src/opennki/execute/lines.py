@@ -11,94 +11,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from opennki.execute import record
 from opennki.execute.again import again, repeatable
 from opennki.execute.calls import Call
 from opennki.execute.group import MAX_GROUP, Group
-from opennki.execute.instruction import Instruction, nodes
+from opennki.execute.instruction import Instruction
 from opennki.execute.nodes import Divide, Run
-from opennki.execute.places import Reach, reach_of
 from opennki.execute.record import Unsupported
+from opennki.execute.sites import Form, Part, Site, Tile, constant, predicates, relation
 from opennki.interpret.steps import Plan
 from opennki.ir.affine import Affine, Range, Var
-from opennki.ir.nodes import Access, Alloc, IndexTile, Instr, PredTile, statements
-from opennki.isa import dtypes
+from opennki.ir.nodes import Access, Alloc, Instr, statements
 from opennki.isa.declare import ISA
 
 if TYPE_CHECKING:
     from opennki.execute.lower import Lowering
-
-Part = tuple[Access, int, int, Any, "_Tile", Any]
-
-
-class _Tile:
-    """The form of an operand. `dims`: for each dimension of the tensor the bytes from one index to the next, and the least and the
-    greatest index that its tile may begin at; `place`: what has to be equal, besides where it begins, for two operands to be the same
-    elements in the same order; `shared`: it is on chip, and large enough for those who read it to be one."""
-
-    __slots__ = ("dims", "empty", "number", "place", "reach", "shared")
-
-    def __init__(self, number: int, access: Access, places: dict[Any, int]) -> None:
-        item = dtypes.itemsize(access.dtype)
-        self.number = number
-        strides = [0] * len(access.shape)
-        dims = []
-        unit = item
-        for dim, size in zip(reversed(access.dims), reversed(access.view_shape), strict=True):
-            moves = [s * (n - 1) for s, n in zip(dim.strides, access.shape, strict=True)]
-            dims.append((unit, -sum(min(0, m) for m in moves), size - 1 - sum(max(0, m) for m in moves)))
-            for j, s in enumerate(dim.strides):
-                strides[j] += s * unit
-            unit *= size
-        self.dims = dims[::-1]
-        self.empty = 0 in access.shape
-        self.shared = access.alloc.on_chip and access.size > access.shape[0]
-        self.reach: Reach = reach_of(access.shape, tuple(strides), item)
-        self.place = places.setdefault((access.shape, tuple(strides), access.dtype), len(places))
-
-
-class _Form:
-    """What an instruction is but for where its operands are: `joins`: see `Instruction`; `order`: for each of its views the number of the
-    access; `outs`: the accesses that it stores to; `uses`: those that it reads or stores to, and which; `first`: the one that was recorded;
-    `repeats`: whether others can be made like it."""
-
-    __slots__ = ("first", "joins", "number", "order", "outs", "repeats", "template", "uses")
-
-    def __init__(self, number: int, one: Instruction | None, accesses: list[Access]) -> None:
-        self.number = number
-        self.first: Instruction | None = None
-        self.repeats: bool | None = None
-        self.template: Any = None  # of the instruction by itself, where it joins no others
-        self.joins, self.order, self.outs, self.uses = False, list[int](), list[int](), list[tuple[int, bool]]()
-        if one is not None:
-            self.joins = one.joins
-            self.first = one
-            numbers = {id(a): n for n, a in reversed(list(enumerate(accesses)))}
-            self.order = order = [numbers[id(v.access)] for v in one.views[one.first :]]
-            self.outs = [order[out.source - one.first] for out, _ in one.pairs]
-            read = set()
-            for _, value in one.pairs:
-                for leaf in nodes(value):
-                    if leaf.kind in ("tile", "fetched"):
-                        base = leaf.source.base if leaf.source.__class__ is record.Part else leaf.source
-                        if base.__class__ is int:
-                            read.add(order[base - one.first])
-            self.uses = [(n, n in self.outs) for n in sorted(read | set(self.outs))]
-
-
-class Site:
-    """One instruction of a line. `parts`: for each of its accesses the access, the slot of its tensor, where in it it begins (bytes, and
-    terms), its form, and a name that is equal for equal places."""
-
-    __slots__ = ("form", "instr", "order", "parts", "ranges", "real")
-
-    def __init__(self, instr: Instr, ranges: dict[Var, Range]) -> None:
-        self.instr, self.ranges = instr, ranges
-        self.parts: list[Part] = []
-        self.form: Any = None
-        self.real: Instruction | None = None
-        self.order = 0
-
 
 class _Node:
     """Where a line is in the tree: what comes next by form and relations (None: it does not join), and what came out by the results that
@@ -142,11 +68,11 @@ class Lines:
 
     def __init__(self, lowering: Lowering) -> None:
         self.lowering = lowering
-        self.tiles: dict[Any, _Tile] = {}
+        self.tiles: dict[Any, Tile] = {}
         self.kinds: dict[Any, int] = {}
         self.names: dict[Any, int] = {}  # of what places have besides where they begin
         self.allocs: dict[Alloc, tuple[int, int, bool]] = {}  # slot, number of the kind, whether nobody else may need it
-        self.forms: dict[Any, _Form | None] = {}
+        self.forms: dict[Any, Form | None] = {}
         self.plain: dict[str, bool] = {}
         self.root = _Node()
         self.left = LEAST + sum(isinstance(s, Instr) for s in statements(lowering.tape.kernel.body)) // SHARE
@@ -169,7 +95,7 @@ class Lines:
     def site(self, instr: Instr, ranges: dict[Var, Range]) -> Site | None:
         """An instruction as one of its form; None where it has to be looked at by itself."""
         plain = self.plain.get(instr.op)
-        if not (self._is_plain(instr.op) if plain is None else plain) or instr.mask:
+        if not (self._is_plain(instr.op) if plain is None else plain):
             return None
         site = Site(instr, ranges)
         parts = site.parts
@@ -184,13 +110,17 @@ class Lines:
                     return None
                 parts.append(part)
                 key.append(part[4].number)
+                if value.mask:
+                    key.append(predicates(value.mask, site.exprs))
             else:
-                constant = _constant(value)
-                if constant is None:
-                    return None
-                key.append(constant)
+                key.append(constant(value, site.exprs, ranges))
+        if instr.mask:
+            key.append(predicates(instr.mask, site.exprs))
         if len({part[1] for part in parts}) < len(parts):  # how they relate to each other
-            key += [(i, j, _relation(p, q[2], q[3], q[4])) for i, p in enumerate(parts) for j, q in enumerate(parts[:i]) if p[1] == q[1]]
+            key += [(i, j, relation(p, q[2], q[3], q[4])) for i, p in enumerate(parts) for j, q in enumerate(parts[:i]) if p[1] == q[1]]
+        if len(site.exprs) > 1:
+            ids = [id(e) for e in site.exprs]
+            key.append(tuple([ids.index(i) for i in ids]))  # which are the same object
         name = tuple(key)
         try:
             site.form = self.forms[name]
@@ -210,8 +140,8 @@ class Lines:
             form = kind, access.dtype, access.shape, access.view, *[d.strides for d in dims]
         tile = self.tiles.get(form)
         if tile is None:
-            tile = self.tiles[form] = _Tile(len(self.tiles), access, self.names)
-        if access.mask or tile.empty:
+            tile = self.tiles[form] = Tile(len(self.tiles), access, self.names)
+        if tile.empty:
             return None
         offset = 0
         terms: Any = ()
@@ -229,9 +159,9 @@ class Lines:
             offset += base.const * unit
         return access, slot, offset, terms, tile, (slot, offset, terms, tile.place)
 
-    def _form(self, site: Site) -> _Form | None:
+    def _form(self, site: Site) -> Form | None:
         try:
-            return _Form(len(self.forms), self.real(site), [part[0] for part in site.parts])
+            return Form(len(self.forms), self.real(site), [part[0] for part in site.parts])
         except (Unsupported, KeyError):
             return None
 
@@ -293,10 +223,10 @@ class Lines:
                 continue
             for place in places:
                 if writes or place.written:
-                    relation = _relation(part, place.offset, place.terms, place.tile)
-                    if relation == "apart":
+                    how = relation(part, place.offset, place.terms, place.tile)
+                    if how == "apart":
                         continue
-                    found.append((n, place, relation))
+                    found.append((n, place, how))
                 elif not part[4].shared or place.name != part[5]:
                     continue  # both only read; what is large is better read once
                 if place.line not in met:
@@ -331,7 +261,7 @@ class Lines:
             if same is not None and (same.written or not writes):
                 key.append(same.number)  # what it is not apart from is known of that
             else:
-                key.append(tuple([(p.number, relation) for k, p, relation in found if k == n and p.line is line]) if found else ())
+                key.append(tuple([(p.number, how) for k, p, how in found if k == n and p.line is line]) if found else ())
         following = line.node.next
         form = tuple(key)
         node: Any = following.get(form, _ASIS)
@@ -442,7 +372,8 @@ class Lines:
             return _ASIS
         views: dict[int, int] = {}
         accesses: dict[int, int] = {}
-        base = 0
+        exprs: dict[int, int] = {}
+        base = count = 0
         for site in sites:
             assert site.real is not None
             for n, k in enumerate(site.form.order):
@@ -450,17 +381,24 @@ class Lines:
             for k, part in enumerate(site.parts):
                 accesses.setdefault(id(part[0]), base + k)
             base += len(site.parts)
+            for e in {id(e): e for e in site.exprs}.values():
+                if id(e) in exprs:
+                    return _ASIS  # two instructions share an expression, which those of another line need not
+            for e in site.exprs:
+                exprs.setdefault(id(e), count)
+                count += 1
         instrs = {site.instr: n for n, site in enumerate(sites)}
         template = []
         for node in made:
             call = node.call
-            if call.bounds or call.clips or call.preds or call.indices or len(call.sources) != len(call.addresses):
+            if call.bounds or len(call.sources) != len(call.addresses) or any(id(a) not in accesses for a, _ in node.touches):
                 return _ASIS
-            if any(id(a) not in accesses for a, _ in node.touches):
-                return _ASIS
+            if any(id(e) not in exprs for e in (*call.preds, *call.indices, *(c[0] for c in call.clips))):
+                return _ASIS  # not the expression of an operand, but computed from it
             template.append((
                 dict(call.__dict__), [(views[n], extra) for n, extra in call.sources], [(accesses[id(a)], w) for a, w in node.touches],
-                [instrs[i] for i in call.instrs],
+                [instrs[i] for i in call.instrs], [exprs[id(e)] for e in call.preds], [exprs[id(e)] for e in call.indices],
+                [(exprs[id(e)], axis, stride) for e, axis, stride in call.clips],
             ))  # fmt: skip
         return template
 
@@ -468,45 +406,21 @@ class Lines:
         """Append what a line becomes by its template."""
         out, ranges = self.lowering.out, sites[0].ranges
         parts = sites[0].parts if len(sites) == 1 else [part for site in sites for part in site.parts]
-        for fields, sources, touches, instrs in template:
+        exprs = [e for site in sites for e in site.exprs]
+        linear = self.lowering.linear
+        for fields, sources, touches, instrs, preds, indices, clips in template:
             addresses = []
             for n, extra in sources:
                 _, slot, offset, terms, _, _ = parts[n]
                 expr = Affine(offset + extra, terms)
-                addresses.append((self.lowering.linear(expr) if terms else expr, slot))
+                addresses.append((linear(expr) if terms else expr, slot))
             made = Call.__new__(Call)
             made.__dict__.update(fields, addresses=addresses, instrs=tuple([sites[n].instr for n in instrs]))
+            if preds or indices or clips:
+                made.preds, made.indices = [linear(exprs[n]) for n in preds], [linear(exprs[n]) for n in indices]
+                made.clips = [(linear(exprs[n]), axis, stride) for n, axis, stride in clips]
             out.append(Run(made, [(parts[n][0], written) for n, written in touches], ranges))
 
 
 def _order(one: Site | _Line) -> int:
     return one.order
-
-
-def _constant(value: Any) -> Any:
-    """What has to be equal for two operands that are no tiles to be the same; None where they cannot be compared."""
-    kind = value.__class__
-    if kind is str:
-        return value
-    if kind is bool or kind is int:
-        return kind, value
-    if kind is float:
-        return kind, value.hex()  # -0.0 is not 0.0, and NaN is NaN
-    if kind is tuple:
-        parts = tuple([() if v is None else _constant(v) for v in value])
-        return None if None in parts else (kind, parts)
-    if isinstance(value, (Affine, Access, IndexTile, PredTile)):
-        return None
-    return kind, value
-
-
-def _relation(part: Part, offset: int, terms: Any, tile: _Tile) -> Any:
-    """How an operand relates to another one of its tensor: the same, apart, or how far from it."""
-    _, _, begin, here, own, _ = part
-    delta = begin - offset
-    if terms == here:
-        if delta == 0 and own.place == tile.place:
-            return "same"
-        return "apart" if own.reach.apart(tile.reach, delta) else delta
-    difference = Affine(delta, here).add(Affine(0, terms), -1)
-    return "apart" if own.reach.apart_along(tile.reach, difference) else "unknown"

@@ -1,0 +1,121 @@
+"""Instructions as those of a form: what they are but for where their operands are, and where those are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opennki.execute import record
+from opennki.execute.instruction import Instruction, is_large, nodes
+from opennki.execute.places import Reach, reach_of
+from opennki.ir.affine import Affine, Pred, Range, Var
+from opennki.ir.nodes import Access, IndexTile, Instr, PredTile
+from opennki.isa import dtypes
+
+Part = tuple[Access, int, int, Any, "Tile", Any]
+
+
+class Tile:
+    """The form of an operand. `dims`: for each dimension of the tensor the bytes from one index to the next, and the least and the
+    greatest index that its tile may begin at; `place`: what has to be equal, besides where it begins, for two operands to be the same
+    elements in the same order; `shared`: it is on chip, and large enough for those who read it to be one."""
+
+    __slots__ = ("dims", "empty", "number", "place", "reach", "shared")
+
+    def __init__(self, number: int, access: Access, places: dict[Any, int]) -> None:
+        item = dtypes.itemsize(access.dtype)
+        self.number = number
+        strides = [0] * len(access.shape)
+        dims = []
+        unit = item
+        for dim, size in zip(reversed(access.dims), reversed(access.view_shape), strict=True):
+            moves = [s * (n - 1) for s, n in zip(dim.strides, access.shape, strict=True)]
+            dims.append((unit, -sum(min(0, m) for m in moves), size - 1 - sum(max(0, m) for m in moves)))
+            for j, s in enumerate(dim.strides):
+                strides[j] += s * unit
+            unit *= size
+        self.dims = dims[::-1]
+        self.empty = 0 in access.shape
+        self.shared = access.alloc.on_chip and access.size > access.shape[0]
+        self.reach: Reach = reach_of(access.shape, tuple(strides), item)
+        self.place = places.setdefault((access.shape, tuple(strides), access.dtype), len(places))
+
+
+class Form:
+    """What an instruction is but for where its operands are: `joins`: see `Instruction`; `order`: for each of its views the number of the
+    access; `outs`: the accesses that it stores to; `uses`: those that it reads or stores to, and which; `first`: the one that was recorded;
+    `repeats`: whether others can be made like it."""
+
+    __slots__ = ("first", "joins", "number", "order", "outs", "repeats", "template", "uses")
+
+    def __init__(self, number: int, one: Instruction | None, accesses: list[Access]) -> None:
+        self.number = number
+        self.first: Instruction | None = None
+        self.repeats: bool | None = None
+        self.template: Any = None  # of the instruction by itself, where it joins no others
+        self.joins, self.order, self.outs, self.uses = False, list[int](), list[int](), list[tuple[int, bool]]()
+        if one is not None:
+            self.joins = one.joins
+            self.first = one
+            numbers = {id(a): n for n, a in reversed(list(enumerate(accesses)))}
+            self.order = order = [numbers[id(v.access)] for v in one.views[one.first :]]
+            self.outs = [order[out.source - one.first] for out, _ in one.pairs]
+            read = set()
+            for _, value in one.pairs:
+                for leaf in nodes(value):
+                    if leaf.kind in ("tile", "fetched"):
+                        base = leaf.source.base if leaf.source.__class__ is record.Part else leaf.source
+                        if base.__class__ is int:
+                            read.add(order[base - one.first])
+            self.uses = [(n, n in self.outs) for n in sorted(read | set(self.outs))]
+
+
+class Site:
+    """One instruction of a line. `parts`: for each of its accesses the access, the slot of its tensor, where in it it begins (bytes, and
+    terms), its form, and a name that is equal for equal places. `exprs`: the expressions of its masks, and those that are operands."""
+
+    __slots__ = ("exprs", "form", "instr", "order", "parts", "ranges", "real")
+
+    def __init__(self, instr: Instr, ranges: dict[Var, Range]) -> None:
+        self.instr, self.ranges = instr, ranges
+        self.parts: list[Part] = []
+        self.exprs: list[Affine] = []
+        self.form: Any = None
+        self.real: Instruction | None = None
+        self.order = 0
+
+
+def constant(value: Any, exprs: list[Affine], ranges: dict[Var, Range]) -> Any:
+    """What has to be equal for two operands that are no tiles to be the same but for their expressions, which are collected."""
+    kind = value.__class__
+    if value is None or kind is str:
+        return value
+    if kind is float:
+        return kind, value.hex()  # -0.0 is not 0.0, and NaN is NaN
+    if kind is tuple:
+        return kind, *[constant(v, exprs, ranges) for v in value]
+    if kind is PredTile:
+        return kind, value.shape, predicates(value.preds, exprs)
+    if kind is Affine:
+        exprs.append(value)
+        return kind, is_large(value, (), (), ranges)
+    if kind is IndexTile:
+        exprs.append(value.base)
+        return kind, value.strides, value.shape, is_large(value.base, value.strides, value.shape, ranges)
+    return kind, value
+
+
+def predicates(preds: tuple[Pred, ...], exprs: list[Affine]) -> Any:
+    exprs += [p.expr for p in preds]
+    return "where", *[p.strides for p in preds]
+
+
+def relation(part: Part, offset: int, terms: Any, tile: Tile) -> Any:
+    """How an operand relates to another one of its tensor: the same, apart, or how far from it."""
+    _, _, begin, here, own, _ = part
+    delta = begin - offset
+    if terms == here:
+        if delta == 0 and own.place == tile.place:
+            return "same"
+        return "apart" if own.reach.apart(tile.reach, delta) else delta
+    difference = Affine(delta, here).add(Affine(0, terms), -1)
+    return "apart" if own.reach.apart_along(tile.reach, difference) else "unknown"
