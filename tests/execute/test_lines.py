@@ -131,3 +131,34 @@ def test_places_that_are_apart_share_no_byte(seed):
             assert not covered(*one, delta) & covered(*two, 0)
             found.add(delta)
     assert found
+
+
+def masked(x, seed, count):
+    """Masked instructions, and index and truth tiles, at places and with limits in no order."""
+    out = nl.ndarray((32, 256), dtype=nl.float32, buffer=nl.shared_hbm)
+    draw = random.Random(seed)
+    tile = nl.ndarray((32, 256), dtype=nl.float32, buffer=nl.sbuf)
+    tile[...] = nl.load(x)
+    rows, columns = nl.arange(32)[:, None], nl.arange(16)[None, :]
+    for _ in range(count):
+        a, b = (draw.randrange(16) * 16 for _ in range(2))
+        few, kind = draw.randrange(1, 32), draw.randrange(4)
+        if kind == 0:
+            tile[rows, columns + a] = nl.multiply(tile[rows, columns + b], 0.5, mask=rows < few)
+        elif kind == 1:
+            tile[rows, columns + a] = nl.load(x[rows, columns + b], mask=(rows < few) & (columns < 9))
+        elif kind == 2:
+            index = nisa.iota(rows * 2 + columns + draw.randrange(100), dtype=nl.float32)
+            tile[rows, columns + a] = nl.add(index, tile[rows, columns + b])
+        else:
+            tile[rows, columns + a] = nisa.affine_select(rows + few > columns + draw.randrange(3), tile[rows, columns + b], -1.0)
+    nl.store(out, tile)
+    return out
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_masks_and_index_tiles_are_of_the_instruction(seed):
+    kernel = traced(masked, X, seed, 120)
+    assert both(kernel, [X])
+    made = lowered(kernel)
+    assert len({id(call.what) for call in made.calls}) < len(made.calls) / 2
