@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from tests.errors.harness import SMALL, A, Invalid
@@ -9,6 +11,7 @@ from tests.errors.harness import SMALL, A, Invalid
 from opennki import jit, simulate_kernel
 from opennki.dialects.neuronxcc import language as nl
 from opennki.dialects.neuronxcc import typing as nt
+from opennki.errors import NkiWarning
 
 invalid = Invalid()
 
@@ -235,3 +238,28 @@ def test_a_variable_of_one_side_says_which_side_it_is_missing_on():
     with pytest.raises(NameError) as caught:
         jit(lambda x: nothing_of_this_name, mode="simulation").simulate(np.zeros((4, 4), np.float32))  # noqa: F821
     assert not getattr(caught.value, "__notes__", ())
+
+
+def test_a_return_that_is_indented_too_far_is_a_warning():
+    """The kernel means what Python does: one iteration runs."""
+    def kernel(x, early):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.zeros(x.shape, x.dtype))
+        for i in nl.affine_range(4):
+            nl.store(out[:, nl.ds(i * 2, 2)], nl.load(x[:, nl.ds(i * 2, 2)]))
+            if early == "always":
+                return out
+            if early == "guarded" and i == 1:
+                return out
+        return out
+
+    x = np.arange(1, 33, dtype=np.float32).reshape(4, 8)
+    run = jit(kernel, mode="simulation", platform_target="trn1").simulate
+    with pytest.warns(NkiWarning, match="loop of 4 iterations is left in the first one") as caught:
+        got = run(x, "always")
+    assert caught[0].filename == __file__ and "affine_range(4)" in str(caught[0].message)
+    np.testing.assert_array_equal(got, np.where(np.arange(8) < 2, x, 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NkiWarning)
+        np.testing.assert_array_equal(run(x, "guarded"), np.where(np.arange(8) < 4, x, 0))
+        np.testing.assert_array_equal(run(x, "never"), x)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from opennki.errors import NkiError, NkiValueError, make, user_frame
+from opennki.errors import NkiError, NkiValueError, make, user_frame, warn
 from opennki.ir.affine import Affine, Pred, Range, Var, implied, narrowed, variable
 from opennki.ir.build import Builder
 from opennki.ir.nodes import Access, Alloc, DoWhile, For, Instr
@@ -29,8 +29,8 @@ _STEADY = "let control flow depend on arguments and loop indices only, not on st
 class Retrace(BaseException):
     """Trace the kernel again with these loops unrolled (not an Exception: user code must not swallow it)."""
 
-    def __init__(self, sites: set[Any], why: str) -> None:
-        self.sites, self.why = sites, why
+    def __init__(self, sites: set[Any], why: str, advice: NkiError | None = None) -> None:
+        self.sites, self.why, self.advice = sites, why, advice
         super().__init__(why)
 
 
@@ -360,7 +360,12 @@ class Loop:
     def __del__(self) -> None:
         # dropped before its end: the loop was left by break or return (or by an exception, when the trace is over anyway)
         if not self.done and self.scope is not None and self.tracer.abort is None:
-            self.tracer.abort = Retrace({self.site}, "the loop is left by break or return")
+            advice = None
+            if self.trips > 1 and not self.passes and not self.scope.taken:
+                advice = NkiValueError(f"the loop of {self.trips} iterations is left in the first one: the others never run",
+                                       loc=self.tracer.loc(self.loc), rule="a break or return that no condition guards ends a loop",
+                                       why="it may be indented too far", fix="move it out of the loop, or drop the loop")
+            self.tracer.abort = Retrace({self.site}, "the loop is left by break or return", advice)
 
 
 def retrace(attempt: Callable[[frozenset[Any]], Any]) -> Any:
@@ -370,6 +375,8 @@ def retrace(attempt: Callable[[frozenset[Any]], Any]) -> Any:
         try:
             return attempt(unrolled)
         except Retrace as again:
+            if again.advice is not None:
+                warn(again.advice)
             more = unrolled | {s for s in again.sites if s is not None}
             if more == unrolled:
                 raise NkiError(f"the kernel cannot be traced: {again.why}", rule=_SAME, fix=_STEADY) from None
