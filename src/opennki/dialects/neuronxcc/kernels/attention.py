@@ -172,8 +172,9 @@ def flash_attn_bwd(
     pass; a sliding window asks for use_causal_mask. sinks: (batch, heads), one more score for each query that takes
     weight and gives nothing.
 
-    Returns dq, dk, dv, shaped as q_ref, k_ref and v_ref, and dsinks (batch, heads) with sinks, which is float32 under mixed
-    precision. logit_bias has no gradient. Errors: NkiValueError and NkiTypeError for arguments against these rules.
+    Products are of the inputs' dtype, whatever mixed_precision says; sums and softmax are float32. Returns dq, dk, dv, shaped as
+    q_ref, k_ref and v_ref, and dsinks (batch, heads) with sinks, which is float32 under mixed precision. logit_bias has no
+    gradient. Errors: NkiValueError and NkiTypeError for arguments against these rules.
     """
     named = {"q_ref": q_ref, "k_ref": k_ref, "v_ref": v_ref, "o_ref": o_ref, "dy_ref": dy_ref}
     for name, tensor in named.items():
@@ -218,7 +219,7 @@ def flash_attn_bwd(
     if sinks is not None:
         dsinks = nl.ndarray((batch, heads), dtype=nl.float32 if mixed_precision else q_ref.dtype, buffer=nl.shared_hbm)
 
-    dtype = _tools.product_dtype(q_ref.dtype, mixed_precision)
+    dtype = q_ref.dtype
     group = heads // kv_heads
     b, kv = nl.program_id(0), nl.program_id(1)
 
