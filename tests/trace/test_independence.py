@@ -174,8 +174,16 @@ def test_a_write_that_every_iteration_repeats_is_none_of_several():
         nl.store(total, out)
         return total
 
+    def registers(x):
+        out = nl.ndarray((128, 4), np.float32, buffer=nl.shared_hbm)
+        tile, running = nl.load(x), nl.ndarray((128, 4), np.float32, buffer=nl.sbuf)
+        for _ in nl.affine_range(4):
+            nisa.tensor_scalar_cumulative(src=tile, dst=running, op0=np.add, op1=np.add, imm0=0.0, reduce_cmd=nisa.reduce_cmd.reduce)
+        nl.store(out, running)
+        return out
+
     x = np.random.default_rng(0).standard_normal((128, 4)).astype(np.float32)
     assert not findings(repeated, x).problems
     np.testing.assert_array_equal(jit(repeated, mode="simulation", platform_target="trn1").simulate(x, checks="full"), x)
-    for wrong in (other_data, own_source, changing_source, two_writers, random):
+    for wrong in (other_data, own_source, changing_source, two_writers, random, registers):
         assert any("err_unexpected_output_dependencies" in str(e) for _, e in findings(wrong, x).problems), wrong.__name__

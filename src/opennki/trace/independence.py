@@ -218,8 +218,8 @@ def _repeats(touch: _Touch, var: Var, groups: dict[tuple[Alloc, Var], list[_Touc
     if any(other.writes and other.instr is not instr for other in groups[touch.access.alloc, var]):
         return False
     for access, is_read, _ in accesses(instr):
-        if is_read and access.alloc.kind not in ("register", "constant"):
-            there = groups.get((access.alloc, var))
+        if is_read and access.alloc.kind != "constant":
+            there = groups.get((access.alloc, var))  # None for registers too, which any instruction may change
             if there is None or any(other.writes for other in there):  # made in the loop, or written there
                 return False
     return True
