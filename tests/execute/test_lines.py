@@ -11,6 +11,7 @@ from tests.execute.agree import both
 from tests.execute.test_passes import traced
 
 from opennki.execute.executor import executor_of
+from opennki.execute.group import MAX_GROUP
 from opennki.execute.places import reach_of
 from opennki.interpret.checks import Checks, tape_of
 
@@ -162,3 +163,27 @@ def test_masks_and_index_tiles_are_of_the_instruction(seed):
     assert both(kernel, [X])
     made = lowered(kernel)
     assert len({id(call.what) for call in made.calls}) < len(made.calls) / 2
+
+
+def many_dimensions(x):
+    """Two lines, together too long for one, of what native code has not enough dimensions for; an instruction meets both."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    one, two = (nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf) for _ in range(2))
+    some = (slice(None), *[slice(0, 2)] * 6)
+    one[...] = nl.load(x)
+    two[...] = nl.load(x)
+    nl.store(out, one)
+    for i in range(MAX_GROUP - 1):
+        one[some] = nisa.tensor_scalar(one[some], np.add, float(i))
+    two[some] = nisa.tensor_scalar(two[some], np.multiply, 2.0)
+    one[some] = nisa.tensor_tensor(one[some], two[some], np.add)
+    nl.store(out[some], one[some])
+    return out
+
+
+def test_a_line_that_the_interpreter_gets_while_another_is_open():
+    x = np.random.default_rng(0).standard_normal((4, *[3] * 6)).astype(np.float32)
+    made = traced(many_dimensions, x)
+    left = executor_of(tape_of(made, Checks.of("off"))).lowering.fallbacks
+    assert {instr.op for instr, _, _ in left} >= {"tensor_scalar", "tensor_tensor"}
+    assert both(made, [x])

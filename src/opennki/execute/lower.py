@@ -238,6 +238,10 @@ class Lowering:
     def interpreted(self, plan: Plan, why: str) -> None:
         """Leave an instruction to the interpreter."""
         self.flush()
+        self.left(plan, why)
+
+    def left(self, plan: Plan, why: str) -> None:
+        """The same where those before it are done, or share nothing with it: a line that is closed while others are open."""
         self.fallbacks.append((plan.instr, compile_step(plan), why))
         self.out.append(Back(len(self.fallbacks) - 1, plan.instr))
 
@@ -258,7 +262,7 @@ class Lowering:
             plan = one.plan
             if one.repeated:
                 plan = Plan(plan.instr, self.layout, one.ranges, plan.loc, set(), self.loops, self.tape.seed, ())
-            self.interpreted(plan, str(why))
+            self.left(plan, str(why))
 
     def run(self, calls: list[Call], ones: list[Instruction]) -> None:
         """Append calls to the tape."""
