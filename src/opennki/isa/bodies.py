@@ -7,6 +7,8 @@ are made again likewise. So the meaning of an instruction stays declared once, a
 from __future__ import annotations
 
 import dataclasses
+import os
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -42,18 +44,31 @@ class Translator:
         self.namespace = namespace
         self.stands_in = {bare(of): value for of, value in stands_in.items()}
         self.scalar = scalar
+        self._start()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._start)
+
+    def _start(self) -> None:
+        """Know nothing yet; also in a forked process, where another thread may have been in the middle of it."""
+        self._lock = threading.RLock()  # what is made refers to itself, and others see it when it is complete
         self._globals: dict[str, dict[str, Any]] = {}
         self._made: dict[Any, Any] = {}
         self._bodies: dict[str, Callable[..., Any]] = {}
 
     def body(self, op: str) -> Callable[..., Any]:
         """The body of an instruction."""
-        if op not in self._bodies:
-            self._bodies[op] = self(ISA[op].body)
-        return self._bodies[op]
+        found = self._bodies.get(op)
+        if found is None:
+            with self._lock:
+                found = self._bodies[op] = self._of(ISA[op].body)
+        return found
 
     def __call__(self, value: Any) -> Any:
         """A global of a module of `isa/` (function, table, module) with NumPy exchanged; everything else as it is."""
+        with self._lock:
+            return self._of(value)
+
+    def _of(self, value: Any) -> Any:
         if value is np:
             return self.namespace
         if value is np.ndarray:
@@ -78,9 +93,9 @@ class Translator:
                     if self.scalar is not None and isinstance(name, str):
                         made = {field: self.scalar(name, fn) for field, fn in called.items() if field != "exact_int"}
                     else:
-                        made = {field: self(fn) for field, fn in called.items()}
+                        made = {field: self._of(fn) for field, fn in called.items()}
                     entry = dataclasses.replace(entry, **made)
-                new[key] = self(entry) if callable(entry) else entry
+                new[key] = self._of(entry) if callable(entry) else entry
         return self._made[id(table)]  # type: ignore[no-any-return]
 
     def _function(self, fn: types.FunctionType) -> types.FunctionType:
@@ -90,11 +105,11 @@ class Translator:
         new.__kwdefaults__ = fn.__kwdefaults__
         self._made[fn] = new
         for cell, old in zip(cells, fn.__closure__ or (), strict=True):
-            cell.cell_contents = self(old.cell_contents)
+            cell.cell_contents = self._of(old.cell_contents)
         for name in _names(fn.__code__):
             if name in fn.__globals__ and name not in space:
                 space[name] = None  # a function that calls itself finds itself below
-                space[name] = self(fn.__globals__[name])
+                space[name] = self._of(fn.__globals__[name])
         return new
 
 
