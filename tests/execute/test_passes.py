@@ -97,7 +97,7 @@ MERGED = {
     "unfolded": (
         folded(4),
         (normal(32, 64),),
-        "ew [512] (add, add, add) t1*@0 [4]; x@0 [16]; x@8 [16]; x@4 [16]; x@12 [16]",
+        "ew [512] (fold add) t1*@0 [4]; x@0 [16]; x@4 [16]; x@8 [16]; x@12 [16]",
     ),
     "transposed": (transposed, (normal(32, 64),), "copy [32, 16, 4] t1*@240 [256, -16, 4]; x@0 [256, 16, 4]"),
     "positions": (
