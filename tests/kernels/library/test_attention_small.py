@@ -48,7 +48,7 @@ def test_the_isa_kernel(heads, kv, d, queries, keys, grid, name, by_head):
 
 @pytest.mark.parametrize("dtype, tolerance", [("bfloat16", 8e-3), ("float16", 1e-3)])
 def test_the_isa_kernel_as_programs_call_it(dtype, tolerance):
-    import torch
+    torch = pytest.importorskip("torch")
     from torch_neuronx.xla_impl.ops import nki_jit
 
     q, k, v = inputs(2, 2, 64, 256, 256)
@@ -91,7 +91,7 @@ def test_fused_attention(batch, d, length, dtype, mixed, causal, tolerance):
 
 def test_fused_attention_in_torch_and_jax():
     import jax
-    import torch
+    torch = pytest.importorskip("torch")
 
     q, k, v = normal(1, 1, 32, 256), normal(2, 1, 256, 32), normal(3, 1, 256, 32)
     wanted = expected(q, k.swapaxes(1, 2), v, 0.125, False)

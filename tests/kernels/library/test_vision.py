@@ -7,7 +7,6 @@ import warnings
 import numpy as np
 import opennki.dropin  # noqa: F401  isort: skip
 import pytest
-import torch
 
 from neuronxcc import nki
 from neuronxcc.nki.kernels import vision
@@ -18,6 +17,8 @@ from opennki.errors import NkiError, NkiTypeError, NkiValueError
 from opennki.ir.nodes import Instr, statements
 from opennki.timing import estimate
 from tests.kernels.library.attention_oracle import BF16, normal
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle of these kernels")
 
 
 def simulate(*args, **kwargs):
