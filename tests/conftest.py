@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
 import re
 from pathlib import Path
 
-import hypothesis
 import pytest
 
-# A deadline measures the machine, not the code. Under CI Hypothesis has a profile of its own, without one too.
-if "CI" not in os.environ:
+# A deadline measures the machine, not the code. Under CI Hypothesis has a profile of its own, without one too. The environment of the tests
+# on Ray goes without it.
+if "CI" not in os.environ and importlib.util.find_spec("hypothesis"):
+    import hypothesis
+
     hypothesis.settings.register_profile("without deadlines", deadline=None)
     hypothesis.settings.load_profile("without deadlines")
 
