@@ -1,5 +1,6 @@
 /* Loops over the conversions of convert.h, and their table. */
 #include "convert.h"
+#include "wide.h"
 
 #define DEFINE(code, T, ld, st)                                                                                        \
     static void load_##code(float *restrict d, const char *restrict s, int64_t stride, int n) {                        \
@@ -60,6 +61,16 @@
 #define BITS_NKI_BOOL nki_u8a
 
 NKI_EACH_DTYPE(DEFINE)
+
+#if defined(__AVX512F__)
+static void wide_bf16(char *restrict d, int64_t stride, const float *restrict a, int n) {
+    int i = 0;
+    for (; stride == 2 && i + 32 <= n; i += 32)
+        _mm512_storeu_si512(d + 2 * i, nki_wide_bf16(_mm512_loadu_ps(a + i), _mm512_loadu_ps(a + i + 16)));
+    store_NKI_BF16(d + i * stride, stride, a + i, n - i);
+}
+#define store_NKI_BF16 wide_bf16
+#endif
 
 #define ROW(code, T, ld, st) [code] = {sizeof(T), load_##code, raw_##code, store_##code, put_##code},
 const nki_type nki_types[NKI_DTYPES] = {NKI_EACH_DTYPE(ROW)};

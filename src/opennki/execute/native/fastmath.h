@@ -1,6 +1,6 @@
 /* Transcendental functions that compilers vectorise: no calls, no branches, no tables.
  *
- * exp, log and tanh work in float32, with the polynomials of the Cephes library; the others in float64, which makes
+ * exp, log and tanh work in float32, log and tanh with the polynomials of the Cephes library; the others in float64, which makes
  * them right to the last place but for rare roundings. Nothing is contracted, and no step depends on the width of
  * vectors, so all levels of CPU give the same bits. Errors are in tests/execute/test_native_functions.py.
  */
@@ -45,8 +45,10 @@ static inline float nki_fmaf(float a, float b, float c) {
 #define NKI_EXP_LOG2E 0x1.715476p+0f
 #define NKI_EXP_LN2_HIGH 0x1.62e43p-1f
 #define NKI_EXP_LN2_LOW -0x1.05c61p-29f
-#define NKI_EXP_POLYNOMIAL(X) X(1.3981999507e-3f) X(8.3334519073e-3f) X(4.1665795894e-2f) X(1.6666665459e-1f) X(5.0000001201e-1f)
-#define NKI_EXP_FIRST 1.9875691500e-4f
+/* exp(r) for |r| <= ln(2) / 2, from the highest power: minimax with 1 as the last two coefficients, each of the others rounded in turn;
+ * within 2^-28. */
+#define NKI_EXP_FIRST 0x1.6a3d12p-10f
+#define NKI_EXP_POLYNOMIAL(X) X(0x1.123856p-7f) X(0x1.5558bep-5f) X(0x1.555494p-3f) X(0x1.fffffcp-2f) X(1.0f) X(1.0f)
 static inline float nki_expf(float x) {
     float c = x > NKI_EXP_MOST ? NKI_EXP_MOST : x;
     int none = x < NKI_EXP_LEAST;
@@ -58,9 +60,8 @@ static inline float nki_expf(float x) {
 #define STEP(x) p = nki_fmaf(p, r, x);
     NKI_EXP_POLYNOMIAL(STEP)
 #undef STEP
-    float y = 1.0f + nki_fmaf(p, r * r, r);
     int32_t half = k >> 1; /* two steps: 2^k alone may be infinite or denormal */
-    y = y * nki_float((uint32_t)(half + 127) << 23) * nki_float((uint32_t)(k - half + 127) << 23);
+    float y = p * nki_float((uint32_t)(half + 127) << 23) * nki_float((uint32_t)(k - half + 127) << 23);
     return none ? 0.0f : y;
 }
 

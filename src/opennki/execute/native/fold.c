@@ -31,7 +31,7 @@
 
 /* The lanes are copied to locals, which the compiler keeps in vector registers over the loop. */
 #define DEFINE(name, number, T, STEP, identity)                                                                        \
-    static __attribute__((unused)) void steps_##name(T *lanes, const T *x, int64_t steps) {                            \
+    static void steps_##name(T *lanes, const T *x, int64_t steps) {                            \
         T l[NKI_LANES];                                                                                                \
         for (int j = 0; j < NKI_LANES; j++) l[j] = lanes[j];                                                           \
         for (int64_t k = 0; k < steps; k++, x += NKI_LANES)                                                            \
@@ -70,25 +70,30 @@
     }
 EACH(DEFINE)
 
-/* Maxima and minima of four steps are joined before they meet the lanes: whatever is joined first, the first NaN wins, or else
- * the last of what is equal, and the lanes wait less often. */
+/* Maxima and minima by single instructions as long as nothing is NaN: whatever is joined first, the last of what is equal wins, so four
+ * steps are joined before they meet the lanes, which wait less often. With NaN, which stays where it comes first, all over again. */
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #define DEFINE_WIDE(name, op)                                                                                          \
-    static inline __m512 join_##name(__m512 a, __m512 b) {                                                             \
-        return _mm512_mask_mov_ps(op(a, b), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a);                                \
-    }                                                                                                                  \
     static void wide_##name(nki_f32a *lanes, const nki_f32a *x, int64_t steps) {                                       \
         __m512 l[2] = {_mm512_loadu_ps(lanes), _mm512_loadu_ps(lanes + 16)};                                           \
-        for (; steps >= 4; steps -= 4, x += 4 * NKI_LANES)                                                             \
+        __mmask16 numbers[2] = {_mm512_cmp_ps_mask(l[0], l[1], _CMP_ORD_Q), 0xffff};                                   \
+        const nki_f32a *at = x;                                                                                        \
+        int64_t k = steps;                                                                                             \
+        for (; k >= 4; k -= 4, at += 4 * NKI_LANES)                                                                    \
             for (int j = 0; j < 2; j++) {                                                                              \
-                const __m512 a = join_##name(_mm512_loadu_ps(x + j * 16), _mm512_loadu_ps(x + NKI_LANES + j * 16));     \
-                const __m512 b = join_##name(_mm512_loadu_ps(x + 2 * NKI_LANES + j * 16),                              \
-                                             _mm512_loadu_ps(x + 3 * NKI_LANES + j * 16));                             \
-                l[j] = join_##name(l[j], join_##name(a, b));                                                           \
+                const __m512 a = _mm512_loadu_ps(at + j * 16), b = _mm512_loadu_ps(at + NKI_LANES + j * 16);           \
+                const __m512 c = _mm512_loadu_ps(at + 2 * NKI_LANES + j * 16), d = _mm512_loadu_ps(at + 3 * NKI_LANES + j * 16); \
+                numbers[0] = _mm512_mask_cmp_ps_mask(numbers[0], a, b, _CMP_ORD_Q);                                    \
+                numbers[1] = _mm512_mask_cmp_ps_mask(numbers[1], c, d, _CMP_ORD_Q);                                    \
+                l[j] = op(l[j], op(op(a, b), op(c, d)));                                                               \
             }                                                                                                          \
-        for (; steps > 0; steps--, x += NKI_LANES)                                                                     \
-            for (int j = 0; j < 2; j++) l[j] = join_##name(l[j], _mm512_loadu_ps(x + j * 16));                         \
+        for (; k > 0; k--, at += NKI_LANES) {                                                                          \
+            const __m512 a = _mm512_loadu_ps(at), b = _mm512_loadu_ps(at + 16);                                        \
+            numbers[0] = _mm512_mask_cmp_ps_mask(numbers[0], a, b, _CMP_ORD_Q);                                        \
+            l[0] = op(l[0], a), l[1] = op(l[1], b);                                                                    \
+        }                                                                                                              \
+        if (__builtin_expect((numbers[0] & numbers[1]) != 0xffff, 0)) return steps_##name(lanes, x, steps);            \
         _mm512_storeu_ps(lanes, l[0]);                                                                                 \
         _mm512_storeu_ps(lanes + 16, l[1]);                                                                            \
     }

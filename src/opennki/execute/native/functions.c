@@ -1,6 +1,7 @@
 /* The scalar functions of isa/scalar.py as loops that are vectorised, and as functions of single numbers. */
 #include "fastmath.h"
 #include "inner.h"
+#include "wide.h"
 
 #define NKI_1(name, e)                                                                                                 \
     static float s1_##name(float a) { return e; }                                                                      \
@@ -85,32 +86,18 @@ static float c1_mod(float a, float b) { return small_quotient(a, b) ? s2_mod(a, 
 QUOTIENT(fmod)
 QUOTIENT(mod)
 
-/* exp with what only this level has: the same steps as nki_expf, and powers of two in one. */
+/* What only this level has. */
 #if defined(__AVX512F__)
-#include <immintrin.h>
-static inline __m512 exp_of(__m512 x) {
-    const __mmask16 some = _mm512_cmp_ps_mask(x, _mm512_set1_ps(NKI_EXP_LEAST), _CMP_NLT_UQ);
-    const __m512 c = _mm512_min_ps(_mm512_set1_ps(NKI_EXP_MOST), x), magic = _mm512_set1_ps(NKI_MAGIC); /* NaN stays */
-    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(c, _mm512_set1_ps(NKI_EXP_LOG2E), magic), magic);
-    __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-NKI_EXP_LN2_HIGH), c);
-    r = _mm512_fmadd_ps(n, _mm512_set1_ps(-NKI_EXP_LN2_LOW), r);
-    __m512 p = _mm512_set1_ps(NKI_EXP_FIRST);
-#define STEP(x) p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(x));
-    NKI_EXP_POLYNOMIAL(STEP)
-#undef STEP
-    const __m512 y = _mm512_add_ps(_mm512_set1_ps(1.0f), _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r));
-    return _mm512_maskz_scalef_ps(some, y, n);
-}
 static void wide_exp(float *d, const float *x, int n) {
     int i = 0;
     for (; i + 32 <= n; i += 32) {
-        const __m512 a = exp_of(_mm512_loadu_ps(x + i)), b = exp_of(_mm512_loadu_ps(x + i + 16));
+        const __m512 a = nki_wide_exp(_mm512_loadu_ps(x + i)), b = nki_wide_exp(_mm512_loadu_ps(x + i + 16));
         _mm512_storeu_ps(d + i, a);
         _mm512_storeu_ps(d + i + 16, b);
     }
     for (; i < n; i += 16) {
         const __mmask16 some = (__mmask16)(n - i >= 16 ? 0xffff : (1 << (n - i)) - 1);
-        _mm512_mask_storeu_ps(d + i, some, exp_of(_mm512_maskz_loadu_ps(some, x + i)));
+        _mm512_mask_storeu_ps(d + i, some, nki_wide_exp(_mm512_maskz_loadu_ps(some, x + i)));
     }
 }
 /* Division by one number without the divider, which takes 16 cycles: where y is the float32 nearest to 1 / b, and q within a

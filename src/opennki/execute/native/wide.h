@@ -1,0 +1,39 @@
+/* Vectors of the level of CPU with AVX-512: what several sources use. Results are those of the forms for single numbers. */
+#ifndef NKI_WIDE_H
+#define NKI_WIDE_H
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#include "fastmath.h"
+
+/* nki_expf; the power of two is taken in one step. */
+static inline __m512 nki_wide_exp(__m512 x) {
+    const __mmask16 some = _mm512_cmp_ps_mask(x, _mm512_set1_ps(NKI_EXP_LEAST), _CMP_NLT_UQ);
+    const __m512 c = _mm512_min_ps(_mm512_set1_ps(NKI_EXP_MOST), x), magic = _mm512_set1_ps(NKI_MAGIC); /* NaN stays */
+    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(c, _mm512_set1_ps(NKI_EXP_LOG2E), magic), magic);
+    __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-NKI_EXP_LN2_HIGH), c);
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(-NKI_EXP_LN2_LOW), r);
+    __m512 p = _mm512_set1_ps(NKI_EXP_FIRST);
+#define STEP(x) p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(x));
+    NKI_EXP_POLYNOMIAL(STEP)
+#undef STEP
+    return _mm512_maskz_scalef_ps(some, p, n);
+}
+
+/* nki_st_bf16 of 32 numbers. */
+static inline __m512i nki_wide_bf16(__m512 low, __m512 high) {
+    const __m512i odd = _mm512_set1_epi32(0x10000), less = _mm512_set1_epi32(0x7fff), half = _mm512_set1_epi32(0x8000);
+    const __m512i even_words_first = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28, 26, 24, 22, 20, 18,
+                                                      16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i a = _mm512_castps_si512(low), b = _mm512_castps_si512(high);
+    /* to nearest even: add a half, or a bit less than that where the number is even */
+    __m512i x = _mm512_mask_add_epi32(_mm512_add_epi32(a, less), _mm512_test_epi32_mask(a, odd), a, half);
+    __m512i y = _mm512_mask_add_epi32(_mm512_add_epi32(b, less), _mm512_test_epi32_mask(b, odd), b, half);
+    if (__builtin_expect(_mm512_cmp_ps_mask(low, high, _CMP_UNORD_Q), 0)) {
+        const __m512i sign = _mm512_set1_epi32(INT32_MIN), nan = _mm512_set1_epi32(0x7fc00000);
+        x = _mm512_mask_or_epi32(x, _mm512_cmp_ps_mask(low, low, _CMP_UNORD_Q), _mm512_and_epi32(a, sign), nan);
+        y = _mm512_mask_or_epi32(y, _mm512_cmp_ps_mask(high, high, _CMP_UNORD_Q), _mm512_and_epi32(b, sign), nan);
+    }
+    return _mm512_permutexvar_epi16(even_words_first, _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(x, 16), y));
+}
+#endif
+#endif
