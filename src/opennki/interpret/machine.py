@@ -164,9 +164,16 @@ def _raise(kind: str, error: NkiError) -> None:
     raise error
 
 
+LINE = 64  # bytes of a line of the caches
+
+
 def room(alloc: Alloc) -> np.ndarray:
-    """Memory of a tensor, with any bytes in it."""
-    return np.empty(max(1, alloc.size) * dtypes.itemsize(alloc.dtype), np.uint8)
+    """Memory of a tensor, with any bytes in it. It starts with a line of the caches: native code works on whole lines, and takes twice
+    as long where each of its vectors lies on two of them."""
+    size = max(1, alloc.size) * dtypes.itemsize(alloc.dtype)
+    data = np.empty(size + LINE, np.uint8)
+    start = -data.__array_interface__["data"][0] % LINE
+    return data[start : start + size]
 
 
 def fresh(alloc: Alloc) -> np.ndarray:
