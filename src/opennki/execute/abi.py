@@ -71,7 +71,7 @@ class Matmul(C.Structure):
     _fields_: ClassVar[Any] = [
         ("K", C.c_int32), ("M", C.c_int32), ("N", C.c_int32), ("s_dtype", C.c_int32), ("m_dtype", C.c_int32),
         ("s_stride", C.c_int64 * 2), ("m_stride", C.c_int64 * 2), ("d_stride", C.c_int64 * 2),
-        ("accumulate", C.c_int32), ("pad", C.c_int32),
+        ("accumulate", C.c_int32), ("blocks", C.c_int32), ("s_block", C.c_int64), ("m_block", C.c_int64),
     ]  # fmt: skip
 
 
@@ -180,6 +180,7 @@ class TapeStruct(C.Structure):
 
 
 OP_END, OP_FOR, OP_NEXT, OP_IF, OP_JUMP, OP_DIV, OP_RUN, OP_ZERO, OP_BACK, OP_TEST, OP_MARK = range(11)
+ADDS_NOTHING, ADDS_TO_RESULT, ADDS_TO_ZERO = range(3)  # what a product is added to
 K_EW, K_MM, K_COPY, K_SCAN, K_PFOLD, K_STEPS = range(6)
 MAX_EXPRESSIONS = 32  # predicates, and index expressions, of a call
 MAX_ADDRESSES = 64

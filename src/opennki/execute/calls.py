@@ -44,14 +44,16 @@ class Call:
     def size(self) -> int:
         """Elements that it handles, about; a step of a matrix product is much less than that."""
         count = prod(self.shape)
-        return count * max(1, int(self.what.K) // 32) if self.kind == abi.K_MM else count
+        return count * max(1, int(self.what.K) // 32) * max(1, int(self.what.blocks)) if self.kind == abi.K_MM else count
 
     @property
     def overwrites(self) -> bool:
         """Whether the results get new values in all elements, whatever they had before."""
         if self.clips or self.preds:
             return False
-        return self.kind in (abi.K_EW, abi.K_COPY, abi.K_SCAN, abi.K_PFOLD) or (self.kind == abi.K_MM and not self.what.accumulate)
+        return self.kind in (abi.K_EW, abi.K_COPY, abi.K_SCAN, abi.K_PFOLD) or (
+            self.kind == abi.K_MM and self.what.accumulate != abi.ADDS_TO_RESULT
+        )
 
     def expressions(self) -> list[Affine]:
         """Every affine expression of the call."""

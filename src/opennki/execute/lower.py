@@ -22,6 +22,7 @@ from opennki.execute.merge import merge
 from opennki.execute.nodes import Back, Branch, Divide, Loop, Made, Node, Repeat, Run, Touch, Zero, walk, work
 from opennki.execute.record import Unsupported
 from opennki.execute.split import split
+from opennki.execute.sums import add_up
 from opennki.execute.watch import Unread, Watch
 from opennki.interpret.machine import Tape
 from opennki.interpret.steps import Plan, compile_step
@@ -66,6 +67,7 @@ class Lowering:
         self.recount()
         if limit is None:
             forward(self, self.nodes)
+            add_up(self, self.nodes)
             self.recount()
             merge(self, self.nodes)
             self.recount()

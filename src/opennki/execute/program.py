@@ -107,13 +107,13 @@ def _is_apart(program: Program, pair: tuple[Sym, Sym], pairs: list[tuple[Sym, Sy
 
 
 def _product(program: Program, out: Sym, value: Sym) -> Made | None:
-    accumulate = 0
+    accumulate = abi.ADDS_NOTHING
     if value.kind == "call" and value.name == "add":
         left, right = value.args
         if left.kind == "tile" and right.kind == "matmul":
             if not program.same(left.source, out.source):
                 raise Unsupported("an accumulation into another tile")
-            accumulate, value = 1, right
+            accumulate, value = abi.ADDS_TO_RESULT, right
     if value.kind != "matmul":
         return None
     a, b = value.args

@@ -218,7 +218,8 @@ static inline __attribute__((always_inline)) void finish(const block *t, const i
             char *d = t->d + (i0 + i) * t->row;
             UNROLL for (int j = 0; j < nr; j++) {
                 vec r = acc[i][j];
-                V_STORE(d + j * LANES * 4, t->accumulate ? V_ADD(V_LOAD(d + j * LANES * 4), r) : r);
+                if (t->accumulate) r = V_ADD(t->accumulate == NKI_ADDS_TO_ZERO ? V_ZERO : V_LOAD(d + j * LANES * 4), r);
+                V_STORE(d + j * LANES * 4, r);
             }
         }
         return;
@@ -230,7 +231,7 @@ static inline __attribute__((always_inline)) void finish(const block *t, const i
         for (int c = 0; c < t->cols; c++) {
             f32_any *d = (f32_any *)(t->d + (i0 + i) * t->row + c * t->col);
             float r = out[i * nr * LANES + c];
-            *d = t->accumulate ? *d + r : r;
+            *d = t->accumulate == NKI_ADDS_TO_RESULT ? *d + r : t->accumulate ? 0.0f + r : r;
         }
 }
 
@@ -386,11 +387,19 @@ void nki_mm_kept_run(const nki_mm *k, const char *stationary, const char *moving
 
 size_t nki_mm_kept(const nki_mm *k, int moving) { return nki_in_pairs(k) ? nki_tiles_kept(k, moving) : 0; }
 
+static void one_block(const nki_mm *k, int accumulate, const char *stationary, const char *moving, char *dst, void *scratch);
+
 void nki_mm_vectors(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch)
+{
+    for (int i = 0; i < nki_blocks(k); i++, stationary += k->s_block, moving += k->m_block)
+        one_block(k, nki_adds_then(k, i), stationary, moving, dst, scratch);
+}
+
+static void one_block(const nki_mm *k, int accumulate, const char *stationary, const char *moving, char *dst, void *scratch)
 {
     const int in_pairs = nki_in_pairs(k);
     operand a = {k->s_dtype, k->M, k->s_stride, stationary}, b = {k->m_dtype, k->N, k->m_stride, moving};
-    block t = {.K = k->K, .accumulate = k->accumulate, .row = k->d_stride[0], .col = k->d_stride[1]};
+    block t = {.K = k->K, .accumulate = accumulate, .row = k->d_stride[0], .col = k->d_stride[1]};
     if (swaps(k)) {
         operand other = a;
         a = b;

@@ -111,9 +111,13 @@ typedef struct {
     int32_t s_dtype, m_dtype;             /* floats */
     int64_t s_stride[2], m_stride[2];     /* bytes: contraction row, then column */
     int64_t d_stride[2];                  /* bytes of the float32 result: row m, column n */
-    int32_t accumulate;                   /* result += product (the product is complete before it is added) */
-    int32_t pad;
+    int32_t accumulate;                   /* enum nki_adds */
+    int32_t blocks;                       /* products that are added up, one after the other; 0 is 1 */
+    int64_t s_block, m_block;             /* bytes from the operands of one to those of the next */
 } nki_mm;
+
+/* Each product is complete before it is added. Where it is added to zero, -0 becomes 0. */
+enum nki_adds { NKI_ADDS_NOTHING, NKI_ADDS_TO_RESULT, NKI_ADDS_TO_ZERO };
 
 /* The order of a sum is the same for every build and size. Operands that are both bfloat16 or float8 are summed in pairs,
  * as CPUs with tiles of bfloat16 do it: of each NKI_PAIRS steps, those of even k are one chain of FMAs from 0, those of
@@ -132,6 +136,8 @@ void nki_mm_kept_run(const nki_mm *k, const char *stationary, const char *moving
                      const void *kept_m);
 #define NKI_PAIRS 32
 int nki_in_pairs(const nki_mm *k);
+static inline int nki_blocks(const nki_mm *k) { return k->blocks > 1 ? k->blocks : 1; }
+static inline int nki_adds_then(const nki_mm *k, int block) { return block ? NKI_ADDS_TO_RESULT : k->accumulate; } /* how a block is added */
 
 /* The same for operands that are summed in pairs, by the tile unit of the CPU; 0, with dst as it was, where there is none,
  * or where it would round in another way (infinities, NaN, and numbers so small that results may be denormal). */

@@ -39,13 +39,23 @@ int nki_tiles_use(int wanted) {
     return now;
 }
 
-/* An operand is packed in strips of 32 columns: two rows of `deep` tiles each. */
+/* An operand is packed in strips of 32 columns, two rows of `deep` tiles each; all strips of a block, then those of the next. Blocks are
+ * computed by groups, whose tiles of one strip stay in the first cache. */
+enum { GROUP = 16 }; /* tiles along k */
 static int deep_of(const nki_mm *k) { return (k->K + DEEP - 1) / DEEP; }
 static int64_t strip_of(const nki_mm *k) { return 2 * (int64_t)deep_of(k) * TILE; }
 static int64_t strips(int n) { return (n + 2 * SIDE - 1) / (2 * SIDE); }
+static int group_of(const nki_mm *k) {
+    const int some = GROUP / deep_of(k), all = nki_blocks(k);
+    return some < 1 ? 1 : some < all ? some : all;
+}
 static int worth(const nki_mm *k) { return k->K >= 8 && (int64_t)k->M * k->N >= 2 * SIDE * SIDE; } /* padding would be most of it */
 
-size_t nki_tiles_scratch(const nki_mm *k) { return (size_t)((strips(k->M) + 1) * strip_of(k) + 4 * TILE); }
+/* Results of one block and of those before it, the strips of one operand, and a strip of the other. */
+enum { ROOM = 4 * TILE };
+size_t nki_tiles_scratch(const nki_mm *k) {
+    return worth(k) ? (size_t)((strips(k->M) + 1) * strip_of(k) * group_of(k) + 2 * ROOM) : 0;
+}
 
 /* Largest and smallest magnitude but for 0, as 16-bit numbers; less one, which makes 0 the largest. */
 typedef struct {
@@ -73,7 +83,7 @@ static int smallest(const range *r) {
 
 typedef struct {
     int dtype, n;
-    int64_t k_step, step; /* bytes from k to k + 1, and from column to column */
+    int64_t k_step, step, block; /* bytes from k to k + 1, from column to column, and from block to block */
     const char *at;
 } operand;
 
@@ -170,23 +180,31 @@ static WITH_TILES void block(const char *a, const char *b, int64_t row, int deep
     _tile_stored(3, out + SIDE * pitch + SIDE * 4, pitch);
 }
 
-static void put(const nki_mm *k, char *d, const float *from, int rows, int cols) {
-    for (int i = 0; i < rows; i++, from += 2 * SIDE) {
+/* Add `from` to `sum`, both 32 x 32 and side by side. */
+static void join(float *sum, const float *from) {
+    for (int i = 0; i < ROOM / 4; i += SIDE) _mm512_store_ps(sum + i, _mm512_add_ps(_mm512_load_ps(sum + i), _mm512_load_ps(from + i)));
+}
+
+/* Store `sum + more`, or `sum` where there is no more; `before`: what is there is added first. */
+static void put(const nki_mm *k, int before, char *d, const float *sum, const float *more, int rows, int cols) {
+    for (int i = 0; i < rows; i++, sum += 2 * SIDE, more += more ? 2 * SIDE : 0) {
         char *to = d + i * k->d_stride[0];
         if (k->d_stride[1] == 4)
             for (int j = 0; j < cols; j += SIDE) {
                 const __mmask16 some = (__mmask16)first_of(cols - j < SIDE ? cols - j : SIDE);
-                __m512 v = _mm512_load_ps(from + j);
-                if (k->accumulate) v = _mm512_add_ps(_mm512_maskz_loadu_ps(some, to + j * 4), v);
+                __m512 v = _mm512_load_ps(sum + j);
+                if (before) v = _mm512_add_ps(_mm512_maskz_loadu_ps(some, to + j * 4), v);
+                if (more) v = _mm512_add_ps(v, _mm512_load_ps(more + j));
                 _mm512_mask_storeu_ps(to + j * 4, some, v);
             }
         else
             for (int j = 0; j < cols; j++) {
-                float v = from[j], before;
-                if (k->accumulate) {
-                    memcpy(&before, to + j * k->d_stride[1], 4);
-                    v = before + v;
+                float v = sum[j], old;
+                if (before) {
+                    memcpy(&old, to + j * k->d_stride[1], 4);
+                    v = old + v;
                 }
+                if (more) v = v + more[j];
                 memcpy(to + j * k->d_stride[1], &v, 4);
             }
     }
@@ -211,18 +229,21 @@ static int pack_strip(const operand *o, int K, int first, int turned, char *to) 
     return smallest(&r);
 }
 
-static int pack_all(const operand *o, int K, int turned, char *to, int64_t strip) {
+/* All columns of some blocks. */
+static int pack_all(const operand *o, const nki_mm *k, int blocks, int turned, char *to) {
     int least = 255;
-    for (int first = 0; first < o->n; first += 2 * SIDE, to += strip) {
-        const int e = pack_strip(o, K, first, turned, to);
-        least = e < least ? e : least;
-    }
+    operand one = *o;
+    for (int i = 0; i < blocks; i++, one.at += o->block)
+        for (int first = 0; first < o->n; first += 2 * SIDE, to += strip_of(k)) {
+            const int e = pack_strip(&one, k->K, first, turned, to);
+            least = e < least ? e : least;
+        }
     return least;
 }
 
 static operand operand_of(const nki_mm *k, int moving, const char *at) {
-    if (moving) return (operand){k->m_dtype, k->N, k->m_stride[0], k->m_stride[1], at};
-    return (operand){k->s_dtype, k->M, k->s_stride[0], k->s_stride[1], at};
+    if (moving) return (operand){k->m_dtype, k->N, k->m_stride[0], k->m_stride[1], k->m_block, at};
+    return (operand){k->s_dtype, k->M, k->s_stride[0], k->s_stride[1], k->s_block, at};
 }
 
 static int used(void) {
@@ -230,68 +251,103 @@ static int used(void) {
     return now < 0 ? nki_tiles_use(1) : now;
 }
 
+static int64_t block_of(const nki_mm *k, int n) { return strips(n) * strip_of(k); } /* all strips of a block */
+
 size_t nki_tiles_kept(const nki_mm *k, int moving) {
-    return used() && worth(k) ? (size_t)(strips(moving ? k->N : k->M) * strip_of(k)) + 64 : 0;
+    return used() && worth(k) ? (size_t)(block_of(k, moving ? k->N : k->M) * nki_blocks(k)) + 64 : 0;
 }
 
 /* The smallest exponent is behind the strips. */
 static int32_t *exponent_of(const nki_mm *k, int moving, const void *packed) {
-    return (int32_t *)(void *)((char *)(uintptr_t)packed + strips(moving ? k->N : k->M) * strip_of(k));
+    return (int32_t *)(void *)((char *)(uintptr_t)packed + block_of(k, moving ? k->N : k->M) * nki_blocks(k));
 }
 
 void nki_tiles_keep(const nki_mm *k, int moving, const char *at, void *packed) {
     const operand o = operand_of(k, moving, at);
-    *exponent_of(k, moving, packed) = pack_all(&o, k->K, moving, packed, strip_of(k));
+    *exponent_of(k, moving, packed) = pack_all(&o, k, nki_blocks(k), moving, packed);
 }
 
-/* The results of a strip of rows and one of columns. */
-static void meet(const nki_mm *k, const char *a, const char *b, int m, int n, char *dst, char *room) {
-    const int rows = k->M - m < 2 * SIDE ? k->M - m : 2 * SIDE, cols = k->N - n < 2 * SIDE ? k->N - n : 2 * SIDE;
-    const int straight = !k->accumulate && k->d_stride[1] == 4 && rows == 2 * SIDE && cols == 2 * SIDE;
+/* Strips of one operand: those of block i begin at at + i * block, one is strip_of apart from the next. */
+typedef struct {
+    const char *at;
+    int64_t block;
+} packed;
+
+/* The results of a strip of rows and one of columns, from some blocks. */
+static void meet(const nki_mm *k, int adds, int blocks, packed a, packed b, int m, int n, char *dst, char *room) {
+    const int rows = k->M - m < 2 * SIDE ? k->M - m : 2 * SIDE, cols = k->N - n < 2 * SIDE ? k->N - n : 2 * SIDE, deep = deep_of(k);
+    const int before = adds == NKI_ADDS_TO_RESULT, whole = k->d_stride[1] == 4 && rows == 2 * SIDE && cols == 2 * SIDE;
+    const int64_t half = strip_of(k) / 2, pitch = 2 * SIDE * 4;
     char *d = dst + m * k->d_stride[0] + n * k->d_stride[1];
-    block(a, b, strip_of(k) / 2, deep_of(k), straight ? d : room, straight ? k->d_stride[0] : 2 * SIDE * 4);
-    if (!straight) put(k, d, (const float *)(void *)room, rows, cols);
+    if (blocks == 1 && whole && !before) {
+        block(a.at, b.at, half, deep, d, k->d_stride[0]);
+        return;
+    }
+    float *sum = (float *)(void *)room, *more = NULL;
+    block(a.at, b.at, half, deep, room, pitch);
+    for (int i = 1; i < blocks; i++) {
+        if (more) join(sum, more);
+        more = (float *)(void *)(room + ROOM);
+        block(a.at + i * a.block, b.at + i * b.block, half, deep, (char *)more, pitch);
+    }
+    put(k, before, d, sum, more, rows, cols);
+}
+
+/* Some blocks. `kept`: the same of operands that are kept, else NULL. Where the unit would not do, the rest is computed without it. */
+static void group(const nki_mm *k, const operand *a, const operand *b, char *dst, char *scratch, const char *kept_a, const char *kept_b, int of_a,
+                  int of_b) {
+    const int blocks = k->blocks;
+    const int64_t strip = strip_of(k), step = 2 * SIDE;
+    char *room = scratch, *right = room + 2 * ROOM, *left = right + strip * blocks;
+    nki_mm rest = *k;
+    const operand *by = kept_b ? a : b; /* whose strips are packed as they come, and stay in the first cache while those of the other go by */
+    int least = kept_b ? of_b : kept_a ? of_a : pack_all(a, k, blocks, 0, left);
+    const packed all = {kept_b ? kept_b : kept_a ? kept_a : left, block_of(k, kept_b ? k->N : k->M)};
+    if (kept_b && kept_a) least = least + of_a < SMALLEST ? -1 : least;
+    begin();
+    for (int first = 0; first < by->n; first += (int)step) {
+        packed one = {right, strip};
+        int fits = least >= 0;
+        if (kept_b && kept_a) {
+            one = (packed){kept_a + first / step * strip, block_of(k, k->M)};
+        } else if (fits) {
+            operand part = *by;
+            for (int i = 0; i < blocks && fits; i++, part.at += by->block) {
+                const int e = pack_strip(&part, k->K, first, by == b, right + i * strip);
+                fits = e >= 0 && e + least >= SMALLEST;
+            }
+        }
+        if (!fits) {
+            end();
+            *(by == a ? &rest.M : &rest.N) -= first;
+            nki_mm_vectors(&rest, a->at + (by == a) * first * a->step, b->at + (by == b) * first * b->step,
+                           dst + first * k->d_stride[by == b], scratch);
+            return;
+        }
+        packed other = all;
+        for (int n = 0; n < (by == a ? k->N : k->M); n += (int)step, other.at += strip) {
+            if (by == a)
+                meet(k, k->accumulate, blocks, one, other, first, n, dst, room);
+            else
+                meet(k, k->accumulate, blocks, other, one, n, first, dst, room);
+        }
+    }
+    end();
 }
 
 int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
                   const void *kept_m) {
     if (!used() || !worth(k)) return 0;
-    const operand a = operand_of(k, 0, stationary), b = operand_of(k, 1, moving);
-    const int64_t strip = strip_of(k);
-    char *room = scratch, *right = room + 4 * TILE, *left = right + strip;
-    nki_mm rest = *k;
-    if (kept_m) { /* by rows: those of one strip stay in the first cache while the columns go by */
-        const int of_b = *exponent_of(k, 1, kept_m);
-        if (of_b < 0) return 0;
-        begin();
-        for (int m = 0; m < k->M; m += 2 * SIDE) {
-            const char *rows = kept_s ? (const char *)kept_s + m / (2 * SIDE) * strip : left;
-            const int of_a = kept_s ? *exponent_of(k, 0, kept_s) : pack_strip(&a, k->K, m, 0, left);
-            if (of_a < 0 || of_a + of_b < SMALLEST) { /* the same rows without the unit */
-                end();
-                rest.M = k->M - m;
-                nki_mm_vectors(&rest, stationary + m * k->s_stride[1], moving, dst + m * k->d_stride[0], scratch);
-                return 1;
-            }
-            for (int n = 0; n < k->N; n += 2 * SIDE) meet(k, rows, (const char *)kept_m + n / (2 * SIDE) * strip, m, n, dst, room);
-        }
-    } else { /* by columns, which are packed as they come */
-        const int of_a = kept_s ? *exponent_of(k, 0, kept_s) : pack_all(&a, k->K, 0, left, strip);
-        const char *rows = kept_s ? kept_s : left;
-        if (of_a < 0) return 0;
-        begin();
-        for (int n = 0; n < k->N; n += 2 * SIDE) {
-            const int of_b = pack_strip(&b, k->K, n, 1, right);
-            if (of_b < 0 || of_a + of_b < SMALLEST) { /* the same columns without the unit */
-                end();
-                rest.N = k->N - n;
-                nki_mm_vectors(&rest, stationary, moving + n * k->m_stride[1], dst + n * k->d_stride[1], scratch);
-                return 1;
-            }
-            for (int m = 0; m < k->M; m += 2 * SIDE) meet(k, rows + m / (2 * SIDE) * strip, right, m, n, dst, room);
-        }
+    operand a = operand_of(k, 0, stationary), b = operand_of(k, 1, moving);
+    const int of_a = kept_s ? *exponent_of(k, 0, kept_s) : 0, of_b = kept_m ? *exponent_of(k, 1, kept_m) : 0, all = nki_blocks(k);
+    nki_mm some = *k;
+    for (int i = 0; i < all; i += some.blocks) {
+        some.blocks = all - i < group_of(k) ? all - i : group_of(k);
+        some.accumulate = nki_adds_then(k, i);
+        group(&some, &a, &b, dst, scratch, kept_s ? (const char *)kept_s + i * block_of(k, k->M) : NULL,
+              kept_m ? (const char *)kept_m + i * block_of(k, k->N) : NULL, of_a, of_b);
+        a.at += some.blocks * a.block, b.at += some.blocks * b.block;
     }
-    end();
     return 1;
 }
 
