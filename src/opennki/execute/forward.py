@@ -109,14 +109,16 @@ class _Body:
             or any(source in changed(node) for n in self.between(source, place + 1, at[-1] + 1) for node in walk([self.body[n]]))
         ):
             return False
-        if sum(_times(self.body[n], node) for n, node in users) > OFTEN:
-            return False
         changes: list[tuple[Run, Call]] = []
-        for _, node in users:
+        times = 0
+        for n, node in users:
             call = _redirected(node, copied, source not in self.written) if isinstance(node, Run) else None
             if call is None:
                 return False
             changes.append((node, call))
+            times += 1 if source not in self.written and _keeps(call, copied.source[1], node.ranges) else _times(self.body[n], node)
+        if times > OFTEN:
+            return False
         for node, call in changes:
             count[source] += source not in used(node)
             node.call = call
@@ -245,6 +247,12 @@ def _moved(call: Call, address: int, copied: Copied, ranges: dict[Var, Range], s
     if call.kind == abi.K_MM and max(map(abs, way[2])) > FAR and not (steady and _is_kept(call, address, way[0], ranges)):
         return None
     return moved(call, operand, *way)
+
+
+def _keeps(call: Call, slot: int, ranges: dict[Var, Range]) -> bool:
+    """Whether a call will read a tensor only where it packs operands that are kept, once for each place."""
+    at = [(n, offset) for n, (offset, one) in enumerate(call.addresses) if one == slot]
+    return call.kind == abi.K_MM and all(n < 2 and _is_kept(call, n, offset, ranges) for n, offset in at)
 
 
 def _is_kept(call: Call, address: int, offset: Affine, ranges: dict[Var, Range]) -> bool:
