@@ -3,8 +3,8 @@
     python benchmarks/run.py [--rounds 12] [--only NAME] [--threads 1 2] [--long] [--json FILE]
 
 The kernels, and the limit of each, are those of executor.py; `wanted` is the multiple of the limit that the project allows itself. Every
-number of threads is measured in a process of its own that has as many cores: medians of runs that take turns with the limit and the peers.
-Peers are ratios too (peer / limit), where they are installed. --long adds a causal attention over 32 768 tokens, end to end.
+number of threads is measured in a process of its own that has as many cores: medians of runs that take turns, in blocks, with the limit and
+the peers. Peers are ratios too (peer / limit), where they are installed. --long adds a causal attention over 32 768 tokens, end to end.
 """
 
 from __future__ import annotations
@@ -128,14 +128,17 @@ def copies(np, arrays, outputs, threads):
     return lambda: list(pool.map(lambda part: np.copyto(*part), parts))
 
 
-def timed(runs, rounds):
-    """Medians in ms of calls that take turns; the first two rounds do not count."""
+def timed(runs, rounds, blocks=3, pause=0.15):
+    """Medians in ms. Calls take turns in blocks, each after a pause and a call that does not count: the threads of a library spin for a
+    while after its last call, and would take the processor from the next one."""
     times = {name: [] for name in runs}
-    for r in range(rounds + 2):
+    for _ in range(blocks):
         for name, run in runs.items():
-            start = time.perf_counter()
+            time.sleep(pause)
             run()
-            if r > 1:
+            for _ in range(max(1, rounds // blocks)):
+                start = time.perf_counter()
+                run()
                 times[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) * 1e3 for name, values in times.items()}
 

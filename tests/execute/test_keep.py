@@ -94,18 +94,23 @@ def test_what_is_kept():
     assert places(changed, bf16(128, 512), bf16(128, 512)) == [(1, 0)]
     assert places(programs, bf16(128, 512), bf16(128, 512), grid=(4,)) == [(0, 1)]
     assert places(blocks, bf16(128, 128), bf16(128, 256)) == [], "each operand is met once"
-    assert places(blocks, bf16(128, 512).astype(np.float32), bf16(128, 512).astype(np.float32)) == [], "float32 is not packed for tiles"
+
+
+@pytest.mark.skipif(library().lib is None, reason="no native code")
+def test_float32_is_packed_for_vectors():
+    assert places(blocks, *(bf16(128, 512).astype(np.float32) for _ in range(2))) == [(4, 2)]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kernel", [blocks, causal, changed, programs])
 def test_the_results_are_those_without(kernel, threads, monkeypatch):
     monkeypatch.setenv("OPENNKI_NUM_THREADS", str(threads))
-    a, b = bf16(128, 512), bf16(128, 512)
-    for _ in range(3):  # new values in the same arrays: nothing stays from run to run
-        kept, plain = both(kernel, monkeypatch, a, b, grid=(4,) if kernel is programs else None)
-        np.testing.assert_array_equal(kept, plain)
-        a[...], b[...] = bf16(128, 512), bf16(128, 512)
+    for dtype in (BF16, np.float32, np.float16):
+        a, b = bf16(128, 512).astype(dtype), bf16(128, 512).astype(dtype)
+        for _ in range(3):  # new values in the same arrays: nothing stays from run to run
+            kept, plain = both(kernel, monkeypatch, a, b, grid=(4,) if kernel is programs else None)
+            np.testing.assert_array_equal(kept, plain)
+            a[...], b[...] = bf16(128, 512).astype(dtype), bf16(128, 512).astype(dtype)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e-39, 2.0**-120, 0.0])

@@ -243,6 +243,91 @@ def test_nan_infinity_and_subnormals(native_levels):
         same_bits(product(lib, s, np.tile(m, 20)), np.tile(expected, 20))
 
 
+# ---- products that are added up in one call ------------------------------------------------------------------------
+def added(lib, s, m, d, adds, dtypes, kept=(False, False)):
+    """d = what s[i].T @ m[i] add up to, from zero (2), d (1) or nothing (0), in one call; with operands that are kept, or not."""
+    k = descriptor(s[0], m[0], d, dtypes=dtypes)
+    k.accumulate, k.blocks, k.s_block, k.m_block = adds, len(s), s.strides[0], m.strides[0]
+    for query in (lib.nki_mm_scratch, lib.nki_mm_kept):
+        query.restype = C.c_size_t
+    size = lib.nki_mm_scratch(C.byref(k))
+    room = [np.full(n + 192, 0xFF, np.uint8) for n in (size, *(lib.nki_mm_kept(C.byref(k), i) for i in (0, 1)))]
+    start = [-raw.ctypes.data % 64 + 64 for raw in room]
+    at = [C.c_void_p(raw.ctypes.data + n) for raw, n in zip(room, start, strict=True)]
+    places = [None, None]
+    for i, operand in enumerate((s, m)):
+        if kept[i] and room[i + 1].size > 192:
+            lib.nki_mm_keep(C.byref(k), i, C.c_void_p(operand.ctypes.data), at[i + 1])
+            places[i] = at[i + 1]
+    lib.nki_mm_kept_run(C.byref(k), *(C.c_void_p(x.ctypes.data) for x in (s, m, d)), at[0], *places)
+    for raw, n in zip(room, start, strict=True):
+        assert (raw[:n] == 0xFF).all() and (raw[raw.size - (192 - n):] == 0xFF).all(), "overrun"
+    return d
+
+
+@pytest.mark.parametrize("kept", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    "size", [(128, 128, 512), (40, 70, 90), (33, 13, 33), (8, 500, 64), (64, 3, 200), (50, 200, 5), (5, 1, 1), (200, 33, 50)]
+)
+@pytest.mark.parametrize(
+    "kinds", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16"), ("float8_e4m3", "bfloat16")]
+)
+def test_blocks_are_added_one_after_the_other(native_levels, kinds, size, kept):
+    K, M, N = size
+    rng = np.random.default_rng(10)
+    for blocks in (1, 2, 3, 9):
+        s, m = (operand(rng, (blocks, K, n), of) for n, of in ((M, kinds[0]), (N, kinds[1])))
+        before = rng.standard_normal((M, N)).astype(np.float32)
+        for lib in native_levels.values():
+            one = [product(lib, a, b, dtypes=kinds) for a, b in zip(s, m, strict=True)]
+            for adds, first in ((0, one[0]), (1, before + one[0]), (2, np.float32(0) + one[0])):
+                want = first
+                for more in one[1:]:
+                    want = want + more
+                same_bits(added(lib, s, m, before.copy(), adds, kinds, kept), want)
+
+
+def test_blocks_of_any_layout(native_levels):
+    rng = np.random.default_rng(11)
+    s, m = rng.standard_normal((31, 4, 29), np.float32), rng.standard_normal((75, 31, 4), np.float32)  # blocks in the middle, and last
+    a, b = s.transpose(1, 0, 2), m.transpose(2, 1, 0)
+    for lib in native_levels.values():
+        for d in layouts(rng, (29, 75), np.dtype(np.float32)):
+            want = d.copy()
+            for x, y in zip(a, b, strict=True):
+                want = want + product(lib, x, y)
+            for kept in ((False, False), (True, True)):
+                again = d.copy()
+                d[...] = again
+                same_bits(added(lib, a, b, d, 1, ("float32", "float32"), kept), want)
+                d[...] = again
+
+
+def test_minus_zero_is_zero_where_it_is_added_to_zero(native_levels):
+    s, m = np.full((2, 1, 16), -(2.0**-100), np.float32), np.full((2, 1, 40), 2.0**-100, np.float32)
+    for lib in native_levels.values():
+        for blocks in (1, 2):
+            for adds in (0, 2):
+                d = added(lib, s[:blocks], m[:blocks], np.ones((16, 40), np.float32), adds, ("float32", "float32"))
+                assert (d == 0).all() and np.signbit(d).all() == (adds == 0)
+
+
+@pytest.mark.parametrize("odd", [np.inf, np.nan, 2.0**-130, 2.0**-100])
+@pytest.mark.parametrize("block", [0, 2, 7])
+def test_blocks_that_the_tile_unit_does_not_take(native_levels, odd, block):
+    kinds = ("bfloat16", "bfloat16")
+    rng = np.random.default_rng(12)
+    s, m = (operand(rng, (8, 96, n), "bfloat16") for n in (80, 100))
+    for which, (row, column) in ((s, (5, 70)), (m, (90, 40)), (m, (1, 99))):
+        which[block, row, column] = odd
+        for lib in native_levels.values():
+            want = np.float32(0)
+            for a, b in zip(s, m, strict=True):
+                want = want + product(lib, a, b, dtypes=kinds)
+            for kept in ((False, False), (True, False), (False, True), (True, True)):
+                same_bits(added(lib, s, m, np.ones((80, 100), np.float32), 2, kinds, kept), want)
+
+
 # ---- products that are summed in pairs, and the tile unit ---------------------------------------------------------
 
 

@@ -67,8 +67,9 @@ def _call(call: Call, names: dict[int, str]) -> str:
         done = [_NAMES[u.fn] if u.code == abi.FUNC else f"fold {_NAMES[u.fn]}" if u.code in (abi.FOLD, abi.TREE) else _CODES[u.code]
                 for u in used if u.code in (abi.FUNC, abi.FOLD, abi.TREE, *_CODES)]  # fmt: skip
         parts.append(f"({', '.join(done)})" if done else "(convert)")
-    if call.kind == abi.K_MM and call.what.blocks > 1:
-        parts[0] += f" of {call.what.blocks} by {[call.what.s_block, call.what.m_block]}"
+    if call.kind == abi.K_MM:
+        blocks = f" of {call.what.blocks} by {[call.what.s_block, call.what.m_block]}" if call.what.blocks > 1 else ""
+        parts[0] += blocks + ("", " (added)", " (added to 0)")[call.what.accumulate]
     for n, (offset, slot) in enumerate(call.addresses):
         way = ways.get(n)
         parts.append(f"{names[slot]}{'*' if way and way.written else ''}@{offset}" + (f" {list(way.strides)}" if way else ""))

@@ -32,7 +32,7 @@ def add_up(lowering: Lowering, body: list[Node]) -> None:
             add_up(lowering, part)
         if isinstance(node, Loop):
             body[place] = _one_call(node) or node
-    gone = set()
+    gone: set[int] = set()
     for place, node in enumerate(body):
         if isinstance(node, Run) and node.call.kind == abi.K_MM and node.call.what.accumulate == abi.ADDS_TO_RESULT:
             zeros = _zeros(body, place, gone)

@@ -6,7 +6,7 @@
  * passes by. Product and sum are symmetric, so a narrow moving tile trades places with the stationary one.
  * Where the CPU multiplies tiles of bfloat16, tiles.c does that instead, with the same bits.
  */
-#include "nki.h"
+#include "panels.h"
 #include <string.h>
 
 /* MR x NR vectors of accumulators in the micro-kernel; SMALL rows or fewer take WIDE vectors per row instead, as one
@@ -14,7 +14,7 @@
 #if defined(__AVX512F__)
 #include <immintrin.h>
 typedef __m512 vec;
-enum { LANES = 16, MR = 12, NR = 2, SMALL = 4, WIDE = 6 };
+enum { LANES = 16, MR = NKI_PANEL, NR = 2, SMALL = 4, WIDE = 6 };
 #define V_ZERO _mm512_setzero_ps()
 #define V_LOAD(p) _mm512_loadu_ps((const void *)(p))
 #define V_STORE(p, v) _mm512_storeu_ps((void *)(p), v)
@@ -26,7 +26,7 @@ enum { LANES = 16, MR = 12, NR = 2, SMALL = 4, WIDE = 6 };
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 typedef __m256 vec;
-enum { LANES = 8, MR = 6, NR = 2, SMALL = 2, WIDE = 6 };
+enum { LANES = 8, MR = NKI_PANEL, NR = 2, SMALL = 2, WIDE = 6 };
 #define V_ZERO _mm256_setzero_ps()
 #define V_LOAD(p) _mm256_loadu_ps((const float *)(const void *)(p))
 #define V_STORE(p, v) _mm256_storeu_ps((float *)(void *)(p), v)
@@ -38,7 +38,7 @@ enum { LANES = 8, MR = 6, NR = 2, SMALL = 2, WIDE = 6 };
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 typedef float32x4_t vec;
-enum { LANES = 4, MR = 12, NR = 2, SMALL = 4, WIDE = 6 };
+enum { LANES = 4, MR = NKI_PANEL, NR = 2, SMALL = 4, WIDE = 6 };
 #define V_ZERO vdupq_n_f32(0.0f)
 #define V_LOAD(p) vreinterpretq_f32_u8(vld1q_u8((const uint8_t *)(p)))
 #define V_STORE(p, v) vst1q_u8((uint8_t *)(p), vreinterpretq_u8_f32(v))
@@ -52,7 +52,7 @@ enum { LANES = 4, MR = 12, NR = 2, SMALL = 4, WIDE = 6 };
 typedef struct {
     float x[4];
 } vec;
-enum { LANES = 4, MR = 4, NR = 2, SMALL = 1, WIDE = 4 };
+enum { LANES = 4, MR = NKI_PANEL, NR = 2, SMALL = 1, WIDE = 4 };
 
 static inline float fma_exact(float a, float b, float c)
 {
@@ -93,115 +93,25 @@ static inline vec V_ADD(vec a, vec b)
 }
 #endif
 
-enum { ROWS = MR * (480 / MR) }; /* rows of `a` that are packed at a time: 240 KiB at K = 128, in the second cache */
-
-/* ---- packing ------------------------------------------------------------------------------------------------ */
+enum { ROWS = NKI_PANELS_AT_ONCE / MR * MR }; /* rows of `a` that are packed at a time: 240 KiB at K = 128, in the second cache */
 
 typedef float f32_any __attribute__((aligned(1), may_alias));
-typedef uint16_t u16_any __attribute__((aligned(1), may_alias));
-
-static inline float from_bits(uint32_t u)
-{
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
-}
-static inline float widen_bf16(uint16_t x) { return from_bits((uint32_t)x << 16); }
-
-/* A narrow IEEE-like float of `mant` mantissa bits and an exponent of bias `bias`; magnitudes from `special` on are
- * NaN but for `inf`. Subnormals go through an integer, as float32 subnormals would cost an assist each. */
-static inline float widen(uint32_t mag, uint32_t sign, int mant, int bias, uint32_t special, uint32_t inf)
-{
-    uint32_t normal = (mag << (23 - mant)) + ((uint32_t)(127 - bias) << 23);
-    float small = (float)(int32_t)mag * from_bits((uint32_t)(127 + 1 - bias - mant) << 23);
-    uint32_t low;
-    memcpy(&low, &small, 4);
-    /* masks, not branches: the loops are to become vectors */
-    uint32_t tiny = -(uint32_t)(mag < (1u << mant)), odd = -(uint32_t)(mag >= special), nan = -(uint32_t)(mag != inf);
-    uint32_t u = (low & tiny) | (normal & ~tiny);
-    u = (u & ~odd) | ((0x7f800000u | (0x00400000u & nan)) & odd);
-    return from_bits(u | sign << 31);
-}
-static inline float widen_f16(uint16_t x) { return widen(x & 0x7fffu, x >> 15, 10, 15, 0x7c00, 0x7c00); }
-static inline float widen_e4m3(uint8_t x) { return widen(x & 0x7fu, x >> 7, 3, 7, 0x78, 0x78); }
-static inline float widen_e4m3fn(uint8_t x) { return widen(x & 0x7fu, x >> 7, 3, 7, 0x7f, ~0u); }
-static inline float widen_e5m2(uint8_t x) { return widen(x & 0x7fu, x >> 7, 2, 15, 0x7c, 0x7c); }
-static inline float widen_f32(float x) { return x; }
-
-/* One row to its places in the panels; the source is read as it lies. */
-static inline __attribute__((always_inline)) void deal_blocks(const char *row, int K, int cols, int width, float *at)
-{
-    int c = 0;
-    for (; c + width <= cols; c += width, at += (int64_t)K * width) memcpy(at, row + c * 4, (size_t)width * 4);
-    for (int i = 0; c < cols && i < width; i++) { /* not memcpy: the call would cost more than the few elements */
-        if (c + i < cols)
-            memcpy(at + i, row + (c + i) * 4, 4);
-        else
-            at[i] = 0.0f;
-    }
-}
-static inline void deal(const void *row, int K, int cols, int width, float *at)
-{
-    if (width == MR)
-        deal_blocks(row, K, cols, MR, at);
-    else
-        deal_blocks(row, K, cols, width, at);
-}
-static void pack_rows_f32(const char *src, int64_t step, int K, int cols, int width, float *dst)
-{
-    for (int k = 0; k < K; k++, src += step, dst += width) deal(src, K, cols, width, dst);
-}
-
-/* K rows of `cols` elements to panels of `width` floats for each k, zeros behind the last column. */
-#define PACK_ROWS(name, type)                                                                                       \
-    static void pack_rows_##name(const char *src, int64_t step, int K, int cols, int width, float *dst)             \
-    {                                                                                                               \
-        float wide_row[ROWS];                                                                                       \
-        for (int k = 0; k < K; k++, src += step, dst += width) {                                                    \
-            for (int c = 0; c < cols; c++) wide_row[c] = widen_##name(((const type *)src)[c]);                      \
-            deal(wide_row, K, cols, width, dst);                                                                    \
-        }                                                                                                           \
-    }
-#define PACK(name, type)                                                                                            \
-    static void pack_##name(const char *src, const int64_t *stride, int K, int cols, int width, float *dst)         \
-    {                                                                                                               \
-        if (stride[1] == sizeof(type)) return pack_rows_##name(src, stride[0], K, cols, width, dst);                \
-        for (int c0 = 0; c0 < cols; c0 += width, dst += (int64_t)K * width)                                         \
-            for (int k = 0; k < K; k++) {                                                                           \
-                const char *row = src + k * stride[0] + c0 * stride[1];                                             \
-                float *at = dst + (int64_t)k * width;                                                               \
-                int n = cols - c0 < width ? cols - c0 : width;                                                      \
-                for (int c = 0; c < n; c++) at[c] = widen_##name(*(const type *)(row + c * stride[1]));             \
-                for (int c = n; c < width; c++) at[c] = 0.0f;                                                       \
-            }                                                                                                       \
-    }
-PACK_ROWS(bf16, u16_any)
-PACK_ROWS(f16, u16_any)
-PACK_ROWS(e4m3, uint8_t)
-PACK_ROWS(e4m3fn, uint8_t)
-PACK_ROWS(e5m2, uint8_t)
-PACK(f32, f32_any)
-PACK(bf16, u16_any)
-PACK(f16, u16_any)
-PACK(e4m3, uint8_t)
-PACK(e4m3fn, uint8_t)
-PACK(e5m2, uint8_t)
-
-typedef void (*pack_fn)(const char *, const int64_t *, int, int, int, float *);
-static const pack_fn packs[NKI_DTYPES] = {
-    [NKI_F32] = pack_f32, [NKI_BF16] = pack_bf16, [NKI_F16] = pack_f16, [NKI_F8E4M3] = pack_e4m3,
-    [NKI_F8E4M3FN] = pack_e4m3fn, [NKI_F8E5M2] = pack_e5m2, [NKI_TF32] = pack_f32,
-};
 
 /* ---- micro-kernel ------------------------------------------------------------------------------------------- */
 
+/* Results in memory: bytes from row to row, and from column to column. */
 typedef struct {
-    int K, cols, accumulate; /* cols: columns that are stored */
-    const char *a, *b;       /* floats to broadcast, and vectors */
-    int64_t a_step, b_step;  /* bytes from k to k + 1 */
-    float *panel;            /* where the first kernel of a panel leaves what it read */
-    char *d;
+    char *at;
     int64_t row, col;
+} place;
+
+typedef struct {
+    int K, cols;            /* cols: columns that are stored */
+    int adds;               /* enum nki_adds; to the result: to what is at `from` */
+    const char *a, *b;      /* floats to broadcast, and vectors */
+    int64_t a_step, b_step; /* bytes from k to k + 1 */
+    float *panel;           /* where the first kernel of a panel leaves what it read */
+    place from, d;
 } block;
 
 #define UNROLL _Pragma("GCC unroll 12")
@@ -213,12 +123,14 @@ enum source { PANEL, FIRST_F32, FIRST_BF16 };
 /* Rows i0 .. i0 + mr of a block to the result. */
 static inline __attribute__((always_inline)) void finish(const block *t, const int i0, const int mr, const int nr, vec acc[][WIDE])
 {
-    if (t->col == 4 && t->cols == nr * LANES) {
+    const int adds = t->adds;
+    if (t->d.col == 4 && t->cols == nr * LANES && (adds != NKI_ADDS_TO_RESULT || t->from.col == 4)) {
         UNROLL for (int i = 0; i < mr; i++) {
-            char *d = t->d + (i0 + i) * t->row;
+            char *d = t->d.at + (i0 + i) * t->d.row;
+            const char *from = t->from.at + (i0 + i) * t->from.row;
             UNROLL for (int j = 0; j < nr; j++) {
                 vec r = acc[i][j];
-                if (t->accumulate) r = V_ADD(t->accumulate == NKI_ADDS_TO_ZERO ? V_ZERO : V_LOAD(d + j * LANES * 4), r);
+                if (adds) r = V_ADD(adds == NKI_ADDS_TO_ZERO ? V_ZERO : V_LOAD(from + j * LANES * 4), r);
                 V_STORE(d + j * LANES * 4, r);
             }
         }
@@ -229,9 +141,9 @@ static inline __attribute__((always_inline)) void finish(const block *t, const i
         UNROLL for (int j = 0; j < nr; j++) V_STORE((char *)(out + (i * nr + j) * LANES), acc[i][j]);
     for (int i = 0; i < mr; i++)
         for (int c = 0; c < t->cols; c++) {
-            f32_any *d = (f32_any *)(t->d + (i0 + i) * t->row + c * t->col);
             float r = out[i * nr * LANES + c];
-            *d = t->accumulate == NKI_ADDS_TO_RESULT ? *d + r : t->accumulate ? 0.0f + r : r;
+            if (adds) r = (adds == NKI_ADDS_TO_ZERO ? 0.0f : *(const f32_any *)(t->from.at + (i0 + i) * t->from.row + c * t->from.col)) + r;
+            *(f32_any *)(t->d.at + (i0 + i) * t->d.row + c * t->d.col) = r;
         }
 }
 
@@ -331,8 +243,6 @@ static const kernel_fn wide[2][5] = {{0, FOUR(wide)}, {0, FOUR(wide_pairs)}};
 static const kernel_fn one[2][MR + 1] = {{0, ALL(one)}, {0, ALL(one_pairs)}};
 static const kernel_fn some[2][MR + 1] = {{0, ALL(some)}, {0, ALL(some_pairs)}};
 
-/* ---- the product ------------------------------------------------------------------------------------------- */
-
 typedef struct {
     int dtype, n;
     const int64_t *stride;
@@ -355,22 +265,73 @@ static int reads_in_place(const operand *a, const operand *b)
     return (a->dtype == NKI_F32 || a->dtype == NKI_TF32) && a->stride[1] == 4 && near;
 }
 
-size_t nki_mm_scratch(const nki_mm *k)
-{
-    int rows = swaps(k) ? k->N : k->M;
-    size_t bytes = bytes_of_a(k->K, rows) + padded((size_t)k->K * (rows <= SMALL ? WIDE : NR) * LANES * 4);
-    if (nki_in_pairs(k)) { /* also for what is left of a product that the tile unit cannot end */
-        size_t tiles = nki_tiles_scratch(k);
-        bytes += padded((size_t)k->K * (MR + WIDE * LANES) * 4);
-        bytes = bytes > tiles ? bytes : tiles;
-    }
-    return bytes;
-}
-
 int nki_in_pairs(const nki_mm *k)
 {
     static const char narrow[NKI_DTYPES] = {[NKI_BF16] = 1, [NKI_F8E4M3] = 1, [NKI_F8E4M3FN] = 1, [NKI_F8E5M2] = 1};
     return narrow[k->s_dtype] && narrow[k->m_dtype];
+}
+
+/* ---- operands that are kept: all panels of a block, then those of the next ---------------------------------- */
+
+enum { PANEL_OF_B = NR * LANES };
+static size_t kept_block(const nki_mm *k, int moving)
+{
+    const int width = moving ? PANEL_OF_B : MR, n = moving ? k->N : k->M;
+    return padded((size_t)k->K * (size_t)((n + width - 1) / width * width) * 4);
+}
+
+size_t nki_mm_kept(const nki_mm *k, int moving)
+{
+    if (nki_in_pairs(k)) return nki_tiles_kept(k, moving);
+    if (k->N < PANEL_OF_B || k->M < MR || k->K < 8) return 0; /* packing is no longer than the product */
+    return kept_block(k, moving) * (size_t)nki_blocks(k);
+}
+
+void nki_mm_keep(const nki_mm *k, int moving, const char *at, void *kept)
+{
+    if (nki_in_pairs(k)) {
+        nki_tiles_keep(k, moving, at, kept);
+        return;
+    }
+    const int width = moving ? PANEL_OF_B : MR, n = moving ? k->N : k->M;
+    char *to = kept;
+    for (int i = 0; i < nki_blocks(k); i++, at += moving ? k->m_block : k->s_block, to += kept_block(k, moving))
+        for (int c = 0; c < n; c += ROWS) { /* so many fit the buffers of packing; a whole number of panels of either kind */
+            const char *part = at + c * (moving ? k->m_stride : k->s_stride)[1];
+            float *panels = (float *)(void *)to + (size_t)c * (size_t)k->K;
+            nki_panels[moving ? k->m_dtype : k->s_dtype](part, moving ? k->m_stride : k->s_stride, k->K, n - c < ROWS ? n - c : ROWS, width, panels);
+        }
+}
+
+/* ---- the product ------------------------------------------------------------------------------------------- */
+
+/* Blocks are added up for one panel of columns after the other, in `sum`, which stays in the first cache; of `a`, so many of them are
+ * packed at a time. */
+enum { PACKED = 512 << 10 };
+static int group_of(const nki_mm *k, int rows)
+{
+    const size_t each = bytes_of_a(k->K, rows);
+    const int some = each ? (int)(PACKED / each) : 1, all = nki_blocks(k);
+    return some < 1 ? 1 : some < all ? some : all;
+}
+
+static size_t bytes_of_sum(const nki_mm *k, int rows)
+{
+    const int most = rows < ROWS ? rows : ROWS;
+    return nki_blocks(k) > 1 ? padded((size_t)(most + MR) * (rows <= SMALL ? WIDE : NR) * LANES * 4) : 0;
+}
+
+size_t nki_mm_scratch(const nki_mm *k)
+{
+    int rows = swaps(k) ? k->N : k->M;
+    size_t bytes = bytes_of_a(k->K, rows) * (size_t)group_of(k, rows) + bytes_of_sum(k, rows) +
+                   padded((size_t)k->K * (rows <= SMALL ? WIDE : NR) * LANES * 4);
+    if (nki_in_pairs(k)) { /* also for what is left of a product that the tile unit cannot end */
+        size_t tiles = nki_tiles_scratch(k);
+        bytes += padded((size_t)k->K * (MR + WIDE * LANES) * 4) + (nki_blocks(k) > 1 ? padded((MR + MR) * WIDE * LANES * 4) : 0);
+        bytes = bytes > tiles ? bytes : tiles;
+    }
+    return bytes;
 }
 
 void nki_mm_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch)
@@ -378,69 +339,120 @@ void nki_mm_run(const nki_mm *k, const char *stationary, const char *moving, cha
     nki_mm_kept_run(k, stationary, moving, dst, scratch, NULL, NULL);
 }
 
+static void vectors(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const char *kept_s,
+                    const char *kept_m);
+
 void nki_mm_kept_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
                      const void *kept_m)
 {
-    if (!nki_in_pairs(k) || !nki_tiles_run(k, stationary, moving, dst, scratch, kept_s, kept_m))
+    if (!nki_in_pairs(k))
+        vectors(k, stationary, moving, dst, scratch, kept_s, kept_m);
+    else if (!nki_tiles_run(k, stationary, moving, dst, scratch, kept_s, kept_m))
         nki_mm_vectors(k, stationary, moving, dst, scratch);
 }
 
-size_t nki_mm_kept(const nki_mm *k, int moving) { return nki_in_pairs(k) ? nki_tiles_kept(k, moving) : 0; }
-
-static void one_block(const nki_mm *k, int accumulate, const char *stationary, const char *moving, char *dst, void *scratch);
-
 void nki_mm_vectors(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch)
 {
-    for (int i = 0; i < nki_blocks(k); i++, stationary += k->s_block, moving += k->m_block)
-        one_block(k, nki_adds_then(k, i), stationary, moving, dst, scratch);
+    vectors(k, stationary, moving, dst, scratch, NULL, NULL);
 }
 
-static void one_block(const nki_mm *k, int accumulate, const char *stationary, const char *moving, char *dst, void *scratch)
+/* The operands as the kernels take them: `a` is broadcast, `b` read as vectors. kept: their packed panels, NULL where they are packed as
+ * they come; then `first` does that by the way. */
+typedef struct {
+    operand a, b;
+    int64_t a_block, b_block; /* bytes from block to block */
+    const char *kept_a, *kept_b;
+    int64_t kept_a_block, kept_b_block;
+    int a_stays, b_stays, in_pairs;
+    kernel_fn first;
+    float *packed, *panel, *sum;
+    size_t packed_block;
+} product;
+
+/* Rows m0 .. m0 + rows of `blocks` blocks from number `start` on, and the columns of one panel. */
+static void panel_of(const nki_mm *k, const product *p, int start, int blocks, int m0, int rows, int n0, int vectors, place d)
 {
-    const int in_pairs = nki_in_pairs(k);
-    operand a = {k->s_dtype, k->M, k->s_stride, stationary}, b = {k->m_dtype, k->N, k->m_stride, moving};
-    block t = {.K = k->K, .accumulate = accumulate, .row = k->d_stride[0], .col = k->d_stride[1]};
-    if (swaps(k)) {
-        operand other = a;
-        a = b;
-        b = other;
-        t.row = k->d_stride[1];
-        t.col = k->d_stride[0];
-    }
-    float *packed = scratch, *panel = (float *)((char *)scratch + bytes_of_a(k->K, a.n));
-    t.panel = panel;
-    int a_stays = reads_in_place(&a, &b), element = b.dtype == NKI_BF16 ? 2 : 4;
-    t.a_step = a_stays ? a.stride[0] : MR * 4;
-    int b_stays = element == 4 && firsts[0][b.dtype] && b.stride[1] == 4 && a.n <= MR;
-    kernel_fn first = b.stride[1] == element ? firsts[in_pairs][b.dtype] : NULL;
-    for (int m0 = 0; m0 < a.n; m0 += ROWS) {
-        int rows = a.n - m0 < ROWS ? a.n - m0 : ROWS;
-        if (!a_stays) packs[a.dtype](a.at + m0 * a.stride[1], a.stride, t.K, rows, MR, packed);
-        int vectors;
-        for (int n0 = 0; n0 < b.n; n0 += vectors * LANES) {
-            int left = b.n - n0;
-            vectors = a.n <= SMALL && left >= WIDE * LANES ? WIDE : left > LANES ? NR : 1;
-            int width = vectors * LANES;
-            t.cols = left < width ? left : width;
-            t.b = b.at + n0 * b.stride[1];
-            t.b_step = b.stride[0];
-            const kernel_fn *kernels = vectors == 1 ? one[in_pairs] : vectors == NR ? some[in_pairs] : wide[in_pairs];
-            kernel_fn leader = vectors == NR && t.cols == width && rows >= MR && !b_stays ? first : NULL;
-            if (!leader && !(b_stays && t.cols == width)) {
-                packs[b.dtype](t.b, b.stride, t.K, t.cols, width, panel);
-                t.b = (const char *)panel;
+    const int width = vectors * LANES, left = p->b.n - n0;
+    const place sum = {(char *)p->sum, width * 4, 4};
+    block t = {.K = k->K, .panel = p->panel, .cols = left < width ? left : width};
+    const kernel_fn *kernels = vectors == 1 ? one[p->in_pairs] : vectors == NR ? some[p->in_pairs] : wide[p->in_pairs];
+    kernel_fn leader = vectors == NR && t.cols == width && rows >= MR && !p->b_stays && !p->kept_b ? p->first : NULL;
+    for (int i = 0; i < blocks; i++) {
+        const int64_t number = start + i;
+        const int last = i == blocks - 1;
+        const char *a = p->kept_a ? p->kept_a + number * p->kept_a_block + (size_t)m0 * (size_t)k->K * 4
+                        : p->a_stays ? p->a.at + number * p->a_block + m0 * 4 : (const char *)p->packed + (size_t)i * p->packed_block;
+        const int64_t next = p->a_stays && !p->kept_a ? 4 : (int64_t)k->K * 4; /* bytes from row to row */
+        t.a_step = p->a_stays && !p->kept_a ? p->a.stride[0] : MR * 4;
+        t.b = p->b.at + number * p->b_block + n0 * p->b.stride[1];
+        t.b_step = p->b.stride[0];
+        if (p->kept_b) {
+            t.b = p->kept_b + number * p->kept_b_block + (size_t)n0 * (size_t)k->K * 4;
+            t.b_step = PANEL_OF_B * 4;
+        } else if (!leader && !(p->b_stays && t.cols == width)) {
+            nki_panels[p->b.dtype](t.b, p->b.stride, k->K, t.cols, width, p->panel);
+            t.b = (const char *)p->panel;
+            t.b_step = width * 4;
+        }
+        t.adds = i ? NKI_ADDS_TO_RESULT : nki_adds_then(k, start);
+        const place from = i ? sum : d, to = last ? d : sum;
+        const char *ahead = NULL; /* the panel after this one, which the kernels have time to ask for */
+        if (p->kept_b && !last) ahead = t.b + p->kept_b_block;
+        if (p->kept_b && last && left > width) ahead = p->kept_b + start * p->kept_b_block + (size_t)(n0 + width) * (size_t)k->K * 4;
+        const int64_t share = ((int64_t)k->K * PANEL_OF_B * 4 / ((rows + MR - 1) / MR) + 63) & ~(int64_t)63;
+        for (int m = 0; m < rows; m += MR) {
+            for (int64_t j = 0; ahead && j < share; j += 64) __builtin_prefetch(ahead + j, 0, 2);
+            if (ahead) ahead += share;
+            t.a = a + m * next;
+            t.from = (place){from.at + m * from.row, from.row, from.col};
+            t.d = (place){to.at + m * to.row, to.row, to.col};
+            if (m == 0 && leader) {
+                leader(&t);
+                t.b = (const char *)p->panel;
                 t.b_step = width * 4;
+            } else {
+                kernels[rows - m < MR ? rows - m : MR](&t);
             }
-            for (int m = 0; m < rows; m += MR) {
-                t.a = a_stays ? a.at + (m0 + m) * 4 : (const char *)(packed + (size_t)m * (size_t)t.K);
-                t.d = dst + (m0 + m) * t.row + n0 * t.col;
-                if (m == 0 && leader) {
-                    leader(&t);
-                    t.b = (const char *)panel;
-                    t.b_step = width * 4;
-                } else {
-                    kernels[rows - m < MR ? rows - m : MR](&t);
-                }
+        }
+    }
+}
+
+static void vectors(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const char *kept_s,
+                    const char *kept_m)
+{
+    product p = {
+        .a = {k->s_dtype, k->M, k->s_stride, stationary}, .b = {k->m_dtype, k->N, k->m_stride, moving},
+        .a_block = k->s_block, .b_block = k->m_block, .kept_a = kept_s, .kept_b = kept_m,
+        .kept_a_block = (int64_t)kept_block(k, 0), .kept_b_block = (int64_t)kept_block(k, 1), .in_pairs = nki_in_pairs(k),
+    };
+    place d = {dst, k->d_stride[0], k->d_stride[1]};
+    if (swaps(k)) { /* nothing is kept of these */
+        const operand other = p.a;
+        p.a = p.b, p.b = other;
+        p.a_block = k->m_block, p.b_block = k->s_block;
+        d.row = k->d_stride[1], d.col = k->d_stride[0];
+    }
+    const int a_n = p.a.n, group = group_of(k, a_n), element = p.b.dtype == NKI_BF16 ? 2 : 4;
+    p.packed = scratch;
+    p.packed_block = bytes_of_a(k->K, a_n);
+    p.panel = (float *)(void *)((char *)scratch + p.packed_block * (size_t)group);
+    p.sum = p.panel + padded((size_t)k->K * (a_n <= SMALL ? WIDE : NR) * LANES * 4) / 4;
+    p.a_stays = reads_in_place(&p.a, &p.b);
+    p.b_stays = element == 4 && firsts[0][p.b.dtype] && p.b.stride[1] == 4 && a_n <= MR;
+    p.first = p.b.stride[1] == element ? firsts[p.in_pairs][p.b.dtype] : NULL;
+    for (int start = 0; start < nki_blocks(k); start += group) {
+        const int blocks = nki_blocks(k) - start < group ? nki_blocks(k) - start : group;
+        for (int m0 = 0; m0 < a_n; m0 += ROWS) {
+            const int rows = a_n - m0 < ROWS ? a_n - m0 : ROWS;
+            if (!p.a_stays && !p.kept_a)
+                for (int i = 0; i < blocks; i++)
+                    nki_panels[p.a.dtype](p.a.at + (start + i) * p.a_block + m0 * p.a.stride[1], p.a.stride, k->K, rows, MR,
+                                     (float *)(void *)((char *)p.packed + (size_t)i * p.packed_block));
+            int vectors;
+            for (int n0 = 0; n0 < p.b.n; n0 += vectors * LANES) {
+                const int left = p.b.n - n0;
+                vectors = a_n <= SMALL && left >= WIDE * LANES ? WIDE : left > LANES || p.kept_b ? NR : 1;
+                panel_of(k, &p, start, blocks, m0, rows, n0, vectors, (place){d.at + m0 * d.row + n0 * d.col, d.row, d.col});
             }
         }
     }

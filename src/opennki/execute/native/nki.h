@@ -129,9 +129,10 @@ void nki_mm_run(const nki_mm *k, const char *stationary, const char *moving, cha
 void nki_mm_vectors(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch); /* without the tile unit */
 
 /* An operand that many products share can be packed once and kept. nki_mm_kept: bytes of the packed stationary (0) or moving
- * (1) operand, 0 where products are not made from packed operands; nki_tiles_keep packs it, to a place aligned to 64.
+ * (1) operand, 0 where products are not made from packed operands; nki_mm_keep packs it, to a place aligned to 64.
  * nki_mm_kept_run: the product with operands that are kept, or NULL. */
 size_t nki_mm_kept(const nki_mm *k, int moving);
+void nki_mm_keep(const nki_mm *k, int moving, const char *at, void *kept);
 void nki_mm_kept_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
                      const void *kept_m);
 #define NKI_PAIRS 32

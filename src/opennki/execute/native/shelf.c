@@ -1,9 +1,10 @@
 /* Packed operands by their address: a hash table with open addressing, without locks. See shelf.h. */
 #include "shelf.h"
 
+#include <sched.h>
 #include <stdlib.h>
 
-enum { EMPTY, BUSY, READY };
+enum { EMPTY, BUSY, READY, WITHOUT }; /* WITHOUT: no place was left */
 
 typedef struct {
     int64_t state, number; /* number: place in the memory */
@@ -38,6 +39,18 @@ void nki_shelves_free(nki_shelf *shelves, int64_t n) {
     free(shelves);
 }
 
+static const void *packed(const nki_shelf *s, const entry *e) { return s->memory + e->number * s->keep->bytes; }
+
+/* Pack an operand for an entry that is ours. */
+static const void *fill(nki_shelf *s, entry *e, const nki_mm *k, int moving, const char *at) {
+    e->number = __atomic_fetch_add(&s->taken, 1, __ATOMIC_RELAXED);
+    const int room = e->number < s->keep->places;
+    e->at = at;
+    if (room) nki_mm_keep(k, moving, at, s->memory + e->number * s->keep->bytes);
+    __atomic_store_n(&e->state, room ? READY : WITHOUT, __ATOMIC_RELEASE);
+    return room ? packed(s, e) : NULL;
+}
+
 const void *nki_shelf_get(nki_shelf *shelves, int number, const nki_mm *k, int moving, const char *at) {
     nki_shelf *s = shelves ? shelves + number : NULL;
     if (!s || !s->entries || !s->memory) return NULL;
@@ -45,17 +58,14 @@ const void *nki_shelf_get(nki_shelf *shelves, int number, const nki_mm *k, int m
     for (int64_t tries = 0; tries <= s->mask; tries++, place++) {
         entry *e = s->entries + (place & (uint64_t)s->mask);
         int64_t state = __atomic_load_n(&e->state, __ATOMIC_ACQUIRE);
-        if (state == READY) {
-            if (e->at == at) return s->memory + e->number * s->keep->bytes;
-            continue;
+        if (state == EMPTY && __atomic_compare_exchange_n(&e->state, &state, BUSY, 0, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE))
+            return fill(s, e, k, moving, at);
+        while (state == BUSY) { /* who packs it waits for nobody, and is done sooner than a product with what is not packed */
+            sched_yield();
+            state = __atomic_load_n(&e->state, __ATOMIC_ACQUIRE);
         }
-        if (state == BUSY || !__atomic_compare_exchange_n(&e->state, &state, BUSY, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) return NULL;
-        e->number = __atomic_fetch_add(&s->taken, 1, __ATOMIC_RELAXED);
-        if (e->number >= s->keep->places) return NULL; /* the entry stays busy: no later run looks behind it */
-        e->at = at;
-        nki_tiles_keep(k, moving, at, s->memory + e->number * s->keep->bytes);
-        __atomic_store_n(&e->state, READY, __ATOMIC_RELEASE);
-        return s->memory + e->number * s->keep->bytes;
+        if (state == WITHOUT) return NULL;
+        if (e->at == at) return packed(s, e);
     }
     return NULL;
 }

@@ -9,7 +9,7 @@ typedef struct nki_shelf nki_shelf;
 nki_shelf *nki_shelves_new(const nki_keep *keeps, int64_t n);
 void nki_shelves_free(nki_shelf *shelves, int64_t n);
 
-/* The packed operand that lies at `at` from a shelf, packed now if this is the first time. NULL where the shelf is full, there is no memory,
- * or another thread is packing something at this moment. Thread-safe. */
+/* The packed operand that lies at `at` from a shelf, packed now if this is the first time. NULL where the shelf is full or there is no
+ * memory. Thread-safe; of several threads that want the same at once, one packs it. */
 const void *nki_shelf_get(nki_shelf *shelves, int number, const nki_mm *k, int moving, const char *at);
 #endif

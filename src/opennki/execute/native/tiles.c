@@ -53,6 +53,7 @@ static int worth(const nki_mm *k) { return k->K >= 8 && (int64_t)k->M * k->N >= 
 
 /* Results of one block and of those before it, the strips of one operand, and a strip of the other. */
 enum { ROOM = 4 * TILE };
+typedef float f32_any __attribute__((aligned(1), may_alias));
 size_t nki_tiles_scratch(const nki_mm *k) {
     return worth(k) ? (size_t)((strips(k->M) + 1) * strip_of(k) * group_of(k) + 2 * ROOM) : 0;
 }
@@ -185,6 +186,12 @@ static void join(float *sum, const float *from) {
     for (int i = 0; i < ROOM / 4; i += SIDE) _mm512_store_ps(sum + i, _mm512_add_ps(_mm512_load_ps(sum + i), _mm512_load_ps(from + i)));
 }
 
+/* Add `sum`, of which rows x cols are results, to what is there, in its place. */
+static void add_before(const nki_mm *k, const char *d, float *sum, int rows, int cols) {
+    for (int i = 0; i < rows; i++, sum += 2 * SIDE)
+        for (int j = 0; j < cols; j++) sum[j] = *(const f32_any *)(d + i * k->d_stride[0] + j * k->d_stride[1]) + sum[j];
+}
+
 /* Store `sum + more`, or `sum` where there is no more; `before`: what is there is added first. */
 static void put(const nki_mm *k, int before, char *d, const float *sum, const float *more, int rows, int cols) {
     for (int i = 0; i < rows; i++, sum += 2 * SIDE, more += more ? 2 * SIDE : 0) {
@@ -199,13 +206,9 @@ static void put(const nki_mm *k, int before, char *d, const float *sum, const fl
             }
         else
             for (int j = 0; j < cols; j++) {
-                float v = sum[j], old;
-                if (before) {
-                    memcpy(&old, to + j * k->d_stride[1], 4);
-                    v = old + v;
-                }
-                if (more) v = v + more[j];
-                memcpy(to + j * k->d_stride[1], &v, 4);
+                f32_any *at = (f32_any *)(void *)(to + j * k->d_stride[1]);
+                const float v = before ? *at + sum[j] : sum[j];
+                *at = more ? v + more[j] : v;
             }
     }
 }
@@ -285,12 +288,13 @@ static void meet(const nki_mm *k, int adds, int blocks, packed a, packed b, int 
     }
     float *sum = (float *)(void *)room, *more = NULL;
     block(a.at, b.at, half, deep, room, pitch);
+    if (before && blocks > 1) add_before(k, d, sum, rows, cols);
     for (int i = 1; i < blocks; i++) {
         if (more) join(sum, more);
         more = (float *)(void *)(room + ROOM);
         block(a.at + i * a.block, b.at + i * b.block, half, deep, (char *)more, pitch);
     }
-    put(k, before, d, sum, more, rows, cols);
+    put(k, before && blocks == 1, d, sum, more, rows, cols);
 }
 
 /* Some blocks. `kept`: the same of operands that are kept, else NULL. Where the unit would not do, the rest is computed without it. */

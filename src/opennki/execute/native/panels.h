@@ -1,0 +1,20 @@
+/* Operands of matrix products as panels of float32: K rows of `width` columns each, one panel after the other, zeros behind the last column. */
+#ifndef NKI_PANELS_H
+#define NKI_PANELS_H
+#include "nki.h"
+
+/* Columns of a panel of what is broadcast, which packing has a form of its own for, and the most columns that are packed in one call. */
+#if defined(__AVX512F__) || defined(__aarch64__)
+enum { NKI_PANEL = 12 };
+#elif defined(__AVX2__) && defined(__FMA__)
+enum { NKI_PANEL = 6 };
+#else
+enum { NKI_PANEL = 4 };
+#endif
+enum { NKI_PANELS_AT_ONCE = 480 };
+
+/* Pack `cols` columns of K rows of `src`: by the number of the dtype (NULL: no float), with bytes from row to row and from column to
+ * column. */
+typedef void (*nki_panels_fn)(const char *src, const int64_t *stride, int K, int cols, int width, float *dst);
+extern const nki_panels_fn nki_panels[NKI_DTYPES];
+#endif
