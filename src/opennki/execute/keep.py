@@ -1,8 +1,8 @@
 """Operands of matrix products that are packed once: what products read from a tensor that nobody writes.
 
-Native code packs the operands of a product, into the tiles of the CPU's tile unit or into panels of float32. In attention each block of keys and values meets every
-block of queries; packed anew each time, that costs more than the products. Which places a product meets again is known from the loops
-around it, so the tape says how many there are, and native code packs each when it first comes there.
+Native code packs the operands of a product, into the tiles of the CPU's tile unit or into panels of float32. In attention each block of
+keys and values meets every block of queries; packed anew each time, that costs more than the products. Which places a product meets again
+is known from the loops around it, so the tape says how many there are, and native code packs each when it first comes there.
 """
 
 from __future__ import annotations
