@@ -306,7 +306,7 @@ class Instruction:
         if found is None:
             view, found = self.views[number], number
             if view.dynamic is None:
-                base = self.offset(view)
+                base = self.begin(view)
                 found = view.slot, base.const, base.terms, view.shape, view.strides, view.access.dtype
             known[number] = found
         return found
@@ -318,10 +318,15 @@ class Instruction:
             return True
         if one.dynamic is not None or two.dynamic is not None:
             return False
-        difference = self.offset(one).add(self.offset(two), -1)
+        difference = self.begin(one).add(self.begin(two), -1)
         return _reach(one).apart_along(_reach(two), difference)
 
     def offset(self, view: View) -> Affine:
+        """Byte offset of a tile, over variables alone."""
+        found = self.begin(view)
+        return self.lowering.linear(found) if found.terms else found
+
+    def begin(self, view: View) -> Affine:
         """Byte offset of a tile."""
         known = self.lowering.offsets
         found = known.get(view)
@@ -330,7 +335,7 @@ class Instruction:
             for dim, unit in zip(view.access.dims, view.steps, strict=True):
                 found = found.add(dim.base.scale(unit * view.itemsize))
             known[view] = found
-        return self.lowering.linear(found) if found.terms else found
+        return found
 
     def bounds(self, call: Call, views: list[View], iteration: tuple[int, ...]) -> None:
         """Indices that are not proven inside their tensors."""
