@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import random
 
 import numpy as np
 import pytest
 from tests.bind import kernels as k
+from tests.execute import differ
 from tests.execute.agree import both
 from tests.execute.test_passes import traced
 
+from opennki.execute import tape_file, templates
 from opennki.execute.executor import executor_of
 from opennki.execute.group import MAX_GROUP
+from opennki.execute.instruction import Instruction
 from opennki.execute.places import reach_of
 from opennki.interpret.checks import Checks, tape_of
+from opennki.ir.parse import from_text
 
 nki, nl, nisa = k.nki, k.nl, k.nisa
 
@@ -187,3 +192,54 @@ def test_a_line_that_the_interpreter_gets_while_another_is_open():
     left = executor_of(tape_of(made, Checks.of("off"))).lowering.fallbacks
     assert {instr.op for instr, _, _ in left} >= {"tensor_scalar", "tensor_tensor"}
     assert both(made, [x])
+
+
+def tape_bytes(kernel):
+    executor = executor_of(tape_of(kernel, Checks.of("off")))
+    return tape_file.written(executor.image, executor.facts) if not executor.steps else None
+
+
+def looped(x):
+    """A loop of a normalisation."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for i in nl.affine_range(x.shape[0] // 32):
+        tile = nl.load(x[i * 32 : (i + 1) * 32])
+        nl.store(out[i * 32 : (i + 1) * 32], tile * nl.rsqrt(nl.mean(nl.square(tile), axis=1, keepdims=True) + 1e-6))
+    return out
+
+
+def test_forms_that_a_kernel_before_had_are_not_recorded_again(monkeypatch):
+    recorded = []
+    plain = Instruction.record
+    monkeypatch.setattr(Instruction, "record", lambda self: recorded.append(self.plan.instr.op) or plain(self))
+    templates.forget()
+    before = tape_bytes(traced(looped, np.zeros((64, 256), np.float32)))
+    first = len(recorded)
+    assert first > 4
+    assert tape_bytes(traced(looped, np.zeros((64, 256), np.float32))) == before
+    assert len(recorded) == first
+    tape_bytes(traced(looped, np.zeros((96, 256), np.float32)))  # tensors of another shape: what is on chip is the same
+    assert len(recorded) == first + 2
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_a_tape_does_not_depend_on_the_kernels_before(turn):
+    kernels = [from_text(differ.program(turn * 12 + n)[0]) for n in range(12)]
+    kernels += [traced(masked, X, turn, 90), traced(mixed, X, turn, 90, 16), traced(chains, np.zeros((32, 800), np.float32), 60)]
+    alone = []
+    for kernel in kernels:
+        templates.forget()
+        alone.append(tape_bytes(kernel))
+    assert [tape_bytes(kernel) for kernel in kernels] == alone
+    assert [tape_bytes(kernel) for kernel in reversed(kernels)] == alone[::-1]
+    assert sum(made is not None for made in alone) > 8
+
+
+def test_lowerings_at_the_same_time_have_tables_of_their_own():
+    kernel = traced(mixed, X, 1, 60, 16)
+    wanted = tape_bytes(kernel)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda _: tape_bytes(kernel), range(16))) == {wanted}
+    lib = object()
+    table = templates.take(lib)
+    assert templates.take(lib) is not table

@@ -11,51 +11,70 @@ from opennki.interpret.views import View
 from opennki.ir.affine import Affine
 
 if TYPE_CHECKING:
+    from opennki.execute.lower import Lowering
     from opennki.execute.sites import Site
 
 
-def repeatable(one: Instruction) -> bool:
-    """Whether an instruction can be made again: all that it depends on are its operands."""
-    return not (
+class Pattern:
+    """A recorded instruction without what belongs to its kernel."""
+
+    __slots__ = ("fields", "pairs", "plan", "views")
+
+    def __init__(self, one: Instruction) -> None:
+        self.views = [(v.dtype, v.itemsize, v.shape, v.strides, v.steps, v.bounds, v.what) for v in one.views[one.first :]]
+        known: dict[int, Sym] = {}
+        self.pairs = [(_moved(out, -one.first, known), _moved(value, -one.first, known)) for out, value in one.pairs]
+        plan = self.plan = copy.copy(one.plan)
+        of_kernel = ("instr", "loc", "layout", "inputs", "outputs", "lazy", "static")
+        for name in of_kernel:
+            plan.__dict__.pop(name, None)
+        self.fields = {
+            "joins": one.joins, "single": one.single, "irregular": one.irregular, "whole": one.whole, "by_row": one.by_row,
+            "narrow": one.narrow, "repeated": True,
+        }  # fmt: skip
+
+
+def pattern(one: Instruction) -> Pattern | None:
+    """What others like an instruction are made from; None where it depends on more than its operands."""
+    if (
         one.clips or one.guards or one.fetched or one.narrow or one.irregular or one.plan.masker is not None or one.turned
         or any(v.dynamic is not None or v.bounds for v in one.views[one.first :])
         or any(_depends(s) for pair in one.pairs for s in pair)
-    )  # fmt: skip
+    ):  # fmt: skip
+        return None
+    return Pattern(one)
 
 
 def _depends(value: Sym) -> bool:
     return value.kind in ("pred", "index", "fetched") or any(_depends(a) for a in value.args)
 
 
-def again(one: Instruction, order: list[int], site: Site) -> Instruction:
-    """An instruction like `one`, `order` its accesses by the number of the view."""
-    lowering = one.lowering
+def again(lowering: Lowering, like: Pattern, order: list[int], site: Site) -> Instruction:
+    """An instruction of a pattern, `order` its accesses by the number of the view."""
     made = Instruction.__new__(Instruction)
-    made.__dict__.update(one.__dict__)
-    plan = made.plan = copy.copy(one.plan)
+    made.__dict__.update(like.fields)
+    made.lowering, made.views, made.preds, made.indices = lowering, lowering.views, lowering.preds, lowering.indices
+    plan = made.plan = copy.copy(like.plan)
     plan.instr = site.instr
     plan.loc = lowering.tape.kernel.loc(site.instr.loc)
     views = lowering.views
     first = made.first = len(views)
-    made.repeated = True
     made.ranges = site.ranges
     made.touched, made.clips, made.guards, made.fetched, made.turned = [], [], [], [], {}
     made.axes = dict.fromkeys(range(first, first + len(order)), ())
     for n, k in enumerate(order):
-        old = one.views[one.first + n]
         view = View.__new__(View)
         view.access, view.slot, offset, terms = site.parts[k][:4]
         view.loc = plan.loc
         view.alloc, view.dims = view.access.alloc, view.access.dims
-        view.dtype, view.itemsize, view.shape, view.strides, view.steps = old.dtype, old.itemsize, old.shape, old.strides, old.steps
-        view.bounds, view.dynamic, view.what = old.bounds, None, old.what
+        view.dtype, view.itemsize, view.shape, view.strides, view.steps, view.bounds, view.what = like.views[n]
+        view.dynamic = None
         lowering.offsets[view] = Affine(offset, terms)
         if not terms:
-            lowering.places[first + n] = view.slot, offset, terms, old.shape, old.strides, view.access.dtype
+            lowering.places[first + n] = view.slot, offset, terms, view.shape, view.strides, view.access.dtype
         views.append(view)
     known: dict[int, Sym] = {}
-    shift = first - one.first
-    made.pairs = [(_moved(out, shift, known), _moved(value, shift, known)) for out, value in one.pairs]
+    made.pairs = [(_moved(out, first, known), _moved(value, first, known)) for out, value in like.pairs]
     return made
 
 

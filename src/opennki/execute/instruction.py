@@ -155,15 +155,15 @@ class Instruction:
             self.touched += list({(v, s in outs): (v.access, s in outs) for s, v in zip(sources, views, strict=True)}.values())
             if len({_whole(s) for s in sources}) > MAX_ADDRESSES or len(views) > abi.MAX_ADDRESSES:
                 raise Unsupported("more operands than a call takes")
-            call = Call(kind, what, [(self.offset(v).add(_offset(s)), v.slot) for s, v in zip(sources, views, strict=True)], shape)
+            call = Call(kind, what, [(self.begin(v).add(_offset(s)), v.slot) for s, v in zip(sources, views, strict=True)], shape)
             call.sources = [(_whole(s), _offset(s)) for s in sources]
             if self.clips and not fused:
                 if kind not in (abi.K_EW, abi.K_COPY) or shape != plan.iteration:
                     raise Unsupported("a mask on an instruction that is not elementwise")
-                call.clips = [(self.lowering.linear(e), axis, stride) for e, axis, stride in self.clips]
+                call.clips = list(self.clips)
             self.bounds(call, views, plan.iteration)
-            call.preds = [self.lowering.linear(self.preds[p][0]) for p in program.preds_used]
-            call.indices = [self.lowering.linear(self.indices[p][0]) for p in program.indices_used]
+            call.preds = [self.preds[p][0] for p in program.preds_used]
+            call.indices = [self.indices[p][0] for p in program.indices_used]
             made.append(call)
         return made
 
@@ -321,11 +321,6 @@ class Instruction:
         difference = self.begin(one).add(self.begin(two), -1)
         return _reach(one).apart_along(_reach(two), difference)
 
-    def offset(self, view: View) -> Affine:
-        """Byte offset of a tile, over variables alone."""
-        found = self.begin(view)
-        return self.lowering.linear(found) if found.terms else found
-
     def begin(self, view: View) -> Affine:
         """Byte offset of a tile."""
         known = self.lowering.offsets
@@ -343,7 +338,7 @@ class Instruction:
             for _, strides, size, axis in view.bounds:
                 if call.shape != iteration or view.shape != iteration:
                     raise Unsupported("an index that may be outside, of a tile of another shape")
-                base = self.lowering.linear(view.access.dims[axis].base)
+                base = view.access.dims[axis].base
                 call.bounds.append((base, tuple(strides), 0, 0, size, self.report(view, axis)))
 
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from opennki.execute.again import again, repeatable
+from opennki.execute.again import again
+from opennki.execute.build import library
 from opennki.execute.calls import Call
 from opennki.execute.group import MAX_GROUP, Group
 from opennki.execute.instruction import Instruction
 from opennki.execute.nodes import Divide, Run
 from opennki.execute.record import Unsupported
 from opennki.execute.sites import Form, Part, Site, Tile, constant, predicates, relation
+from opennki.execute.templates import ASIS, Node, give_back, take
 from opennki.interpret.steps import Plan
 from opennki.ir.affine import Affine, Range, Var
 from opennki.ir.nodes import Access, Alloc, Instr, statements
@@ -25,17 +27,6 @@ from opennki.isa.declare import ISA
 
 if TYPE_CHECKING:
     from opennki.execute.lower import Lowering
-
-class _Node:
-    """Where a line is in the tree: what comes next by form and relations (None: it does not join), and what came out by the results that
-    are needed."""
-
-    __slots__ = ("made", "next")
-
-    def __init__(self) -> None:
-        self.next: dict[Any, _Node | None] = {}
-        self.made: dict[Any, Any] = {}
-
 
 class _Place:
     """A place that a line uses; `name` is equal for equal places."""
@@ -52,15 +43,15 @@ class _Line:
 
     __slots__ = ("group", "node", "order", "places", "sites")
 
-    def __init__(self, node: _Node, order: int) -> None:
+    def __init__(self, node: Node, order: int) -> None:
         self.node, self.order = node, order
         self.group: Group | None = None  # where instructions had to be recorded
         self.sites: list[Site] = []
         self.places: dict[Any, _Place] = {}
 
 
+_OF_KERNEL: dict[str, Any] = {"addresses": [], "instrs": (), "clips": [], "preds": [], "indices": []}  # what a template has not of a call
 LEAST, SHARE = 48, 100  # forms of lines that are lowered as such: so many, and one more for so many instructions
-_ASIS = object()  # in the place of a template: lines of this form are lowered one by one
 
 
 class Lines:
@@ -68,13 +59,10 @@ class Lines:
 
     def __init__(self, lowering: Lowering) -> None:
         self.lowering = lowering
-        self.tiles: dict[Any, Tile] = {}
-        self.kinds: dict[Any, int] = {}
-        self.names: dict[Any, int] = {}  # of what places have besides where they begin
+        table = self.table = take(library().lib)
+        self.turn = table.turn
+        self.tiles, self.kinds, self.names, self.forms, self.plain = table.tiles, table.kinds, table.names, table.forms, table.plain
         self.allocs: dict[Alloc, tuple[int, int, bool]] = {}  # slot, number of the kind, whether nobody else may need it
-        self.forms: dict[Any, Form | None] = {}
-        self.plain: dict[str, bool] = {}
-        self.root = _Node()
         self.left = LEAST + sum(isinstance(s, Instr) for s in statements(lowering.tape.kernel.body)) // SHARE
         self.open: list[_Line] = []
         self.count = 0  # instructions in them
@@ -168,11 +156,8 @@ class Lines:
     def real(self, site: Site) -> Instruction:
         """The instruction, recorded. Raises Unsupported."""
         form = site.form
-        if site.real is None and form is not None and form.first is not None:
-            if form.repeats is None:
-                form.repeats = repeatable(form.first)
-            if form.repeats:
-                site.real = again(form.first, form.order, site)
+        if site.real is None and form is not None and form.pattern is not None:
+            site.real = again(self.lowering, form.pattern, form.order, site)
         if site.real is None:
             lowering, tape = self.lowering, self.lowering.tape
             instr = site.instr
@@ -208,7 +193,7 @@ class Lines:
             self._close(min(self.open, key=_order))
 
     def _line(self) -> _Line:
-        line = _Line(self.root, self.order)
+        line = _Line(self.table.root, self.order)
         self.open.append(line)
         return line
 
@@ -264,13 +249,16 @@ class Lines:
                 key.append(tuple([(p.number, how) for k, p, how in found if k == n and p.line is line]) if found else ())
         following = line.node.next
         form = tuple(key)
-        node: Any = following.get(form, _ASIS)
-        if node is _ASIS:
+        node = following.get(form)
+        if node is None or node.met != self.turn:
             if self.left <= 0:
                 return False
-            group = self._recorded(line)
-            node = following[form] = _Node() if group.add(self.real(site)) else None
-        if node is None:
+            if node is None:
+                group = self._recorded(line)
+                node = following[form] = Node(group.add(self.real(site)), self.turn)
+                self.table.nodes += 1
+            node.met = self.turn
+        if not node.joins:
             return False
         line.node = node
         line.sites.append(site)
@@ -312,6 +300,10 @@ class Lines:
             else:
                 places.remove(place)
 
+    def done(self) -> None:
+        """All lines are lowered."""
+        give_back(self.table)
+
     def flush(self) -> None:
         """Lower all open lines."""
         if self.open:
@@ -329,18 +321,21 @@ class Lines:
     def _lower(self, line: _Line) -> None:
         sites, node = line.sites, line.node
         needed = self._needed(sites)
-        template = node.made.get(needed)
-        if template is None and self.left <= 0:
-            for site in sites:
-                self._alone(site)
-        elif template is None or template is _ASIS:
-            self.left -= template is None
-            group = self._recorded(line)
-            found = self._lowered(sites, lambda: self.lowering.flush_group(group))
-            if template is None:
-                node.made[needed] = found
-        else:
+        template, met = node.made.get(needed, (ASIS, 0))
+        if met != self.turn:
+            if self.left <= 0:
+                for site in sites:
+                    self._alone(site)
+                return
+            self.left -= 1
+            node.made[needed] = template, self.turn
+        if template is not ASIS:
             self._instance(template, sites)
+            return
+        group = self._recorded(line)
+        found = self._lowered(sites, lambda: self.lowering.flush_group(group))
+        if met != self.turn:
+            node.made[needed] = found, self.turn
 
     def _needed(self, sites: list[Site]) -> tuple[bool, ...]:
         """Which results somebody outside of a line uses."""
@@ -353,14 +348,14 @@ class Lines:
         return tuple(out)
 
     def _alone(self, site: Site) -> None:
-        form = site.form
-        if form.template is None or form.template is _ASIS:
-            one = self.real(site)
-            found = self._lowered([site], lambda: self.lowering.alone(one))
-            if form.template is None:
-                form.template = found
-        else:
-            self._instance(form.template, [site])
+        template, met = site.form.template or (ASIS, 0)
+        if template is not ASIS:
+            self._instance(template, [site])
+            return
+        one = self.real(site)
+        found = self._lowered([site], lambda: self.lowering.alone(one))
+        if met != self.turn:
+            site.form.template = found, self.turn
 
     def _lowered(self, sites: list[Site], lower: Any) -> Any:
         """Lower a line, and make a template of what comes out."""
@@ -369,7 +364,7 @@ class Lines:
         lower()
         made = [node for node in lowering.out[marks[0] :] if not isinstance(node, Divide)]
         if (len(lowering.broken), len(lowering.fallbacks)) != marks[1:] or not all(isinstance(node, Run) for node in made):
-            return _ASIS
+            return ASIS
         views: dict[int, int] = {}
         accesses: dict[int, int] = {}
         exprs: dict[int, int] = {}
@@ -383,7 +378,7 @@ class Lines:
             base += len(site.parts)
             for e in {id(e): e for e in site.exprs}.values():
                 if id(e) in exprs:
-                    return _ASIS  # two instructions share an expression, which those of another line need not
+                    return ASIS  # two instructions share an expression, which those of another line need not
             for e in site.exprs:
                 exprs.setdefault(id(e), count)
                 count += 1
@@ -392,11 +387,12 @@ class Lines:
         for node in made:
             call = node.call
             if call.bounds or len(call.sources) != len(call.addresses) or any(id(a) not in accesses for a, _ in node.touches):
-                return _ASIS
+                return ASIS
             if any(id(e) not in exprs for e in (*call.preds, *call.indices, *(c[0] for c in call.clips))):
-                return _ASIS  # not the expression of an operand, but computed from it
+                return ASIS  # not the expression of an operand, but computed from it
             template.append((
-                dict(call.__dict__), [(views[n], extra) for n, extra in call.sources], [(accesses[id(a)], w) for a, w in node.touches],
+                {**call.__dict__, **_OF_KERNEL}, [(views[n], extra) for n, extra in call.sources],
+                [(accesses[id(a)], w) for a, w in node.touches],
                 [instrs[i] for i in call.instrs], [exprs[id(e)] for e in call.preds], [exprs[id(e)] for e in call.indices],
                 [(exprs[id(e)], axis, stride) for e, axis, stride in call.clips],
             ))  # fmt: skip
@@ -417,8 +413,8 @@ class Lines:
             made = Call.__new__(Call)
             made.__dict__.update(fields, addresses=addresses, instrs=tuple([sites[n].instr for n in instrs]))
             if preds or indices or clips:
-                made.preds, made.indices = [linear(exprs[n]) for n in preds], [linear(exprs[n]) for n in indices]
                 made.clips = [(linear(exprs[n]), axis, stride) for n, axis, stride in clips]
+                made.preds, made.indices = [linear(exprs[n]) for n in preds], [linear(exprs[n]) for n in indices]
             out.append(Run(made, [(parts[n][0], written) for n, written in touches], ranges))
 
 

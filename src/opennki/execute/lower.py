@@ -64,6 +64,7 @@ class Lowering:
             self.layout.var(self.seed)
         self.body(tape.kernel.body, dict(tape.ranges))
         self.flush()
+        self.lines.done()
         self.recount()
         if limit is None:
             forward(self, self.nodes)
@@ -123,6 +124,14 @@ class Lowering:
             else:
                 out = out.add(Affine(0, ((atom, coefficient),)))
         return out
+
+    def divided(self, call: Call) -> None:
+        """Let a call that comes next have its expressions over variables alone."""
+        linear = self.linear
+        call.addresses = [(linear(e), slot) for e, slot in call.addresses]
+        call.bounds = [(linear(e), *rest) for e, *rest in call.bounds]  # type: ignore[misc]
+        call.clips = [(linear(e), axis, stride) for e, axis, stride in call.clips]
+        call.preds, call.indices = [linear(e) for e in call.preds], [linear(e) for e in call.indices]
 
     def _programs(self) -> list[tuple[Alloc, int]] | None:
         """The tensors that each program of the grid has for itself, where programs provably share nothing but what they only read;
@@ -249,18 +258,16 @@ class Lowering:
 
     def alone(self, one: Instruction) -> None:
         """Compile an instruction by itself."""
-        broken, nodes = len(self.broken), len(self.out)
+        broken = len(self.broken)
         try:
             self.run(one.calls(one.pairs), [one])
             return
         except Unsupported:
-            del self.broken[broken:], self.out[nodes:]
-            self.divisions = {}
+            del self.broken[broken:]
         try:
             self.run([one.steps()] if one.pairs else [], [one])
         except Unsupported as why:
-            del self.broken[broken:], self.out[nodes:]
-            self.divisions = {}
+            del self.broken[broken:]
             plan = one.plan
             if one.repeated:
                 plan = Plan(plan.instr, self.layout, one.ranges, plan.loc, set(), self.loops, self.tape.seed, ())
@@ -275,6 +282,8 @@ class Lowering:
         touches = touches + [(tile, False) for access, _ in touches for tile in access.dynamic()]
         for made in calls:
             made.instrs = tuple(one.plan.instr for one in ones)
+            if any(atom.__class__ is FloorDiv for e in made.expressions() for atom, _ in e.terms):
+                self.divided(made)
             self.out.append(Run(made, touches, ones[0].ranges))
 
     def segment(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from opennki.execute import record
+from opennki.execute.again import Pattern, pattern
 from opennki.execute.instruction import Instruction, is_large, nodes
 from opennki.execute.places import Reach, reach_of
 from opennki.ir.affine import Affine, Pred, Range, Var
@@ -42,20 +43,19 @@ class Tile:
 
 class Form:
     """What an instruction is but for where its operands are: `joins`: see `Instruction`; `order`: for each of its views the number of the
-    access; `outs`: the accesses that it stores to; `uses`: those that it reads or stores to, and which; `first`: the one that was recorded;
-    `repeats`: whether others can be made like it."""
+    access; `outs`: the accesses that it stores to; `uses`: those that it reads or stores to, and which; `pattern`: what others are made
+    from (see `execute.again`); `template`: of the instruction by itself, where it joins no others, and the lowering that made it."""
 
-    __slots__ = ("first", "joins", "number", "order", "outs", "repeats", "template", "uses")
+    __slots__ = ("joins", "number", "order", "outs", "pattern", "template", "uses")
 
     def __init__(self, number: int, one: Instruction | None, accesses: list[Access]) -> None:
         self.number = number
-        self.first: Instruction | None = None
-        self.repeats: bool | None = None
-        self.template: Any = None  # of the instruction by itself, where it joins no others
+        self.pattern: Pattern | None = None
+        self.template: tuple[Any, int] | None = None
         self.joins, self.order, self.outs, self.uses = False, list[int](), list[int](), list[tuple[int, bool]]()
         if one is not None:
             self.joins = one.joins
-            self.first = one
+            self.pattern = pattern(one)
             numbers = {id(a): n for n, a in reversed(list(enumerate(accesses)))}
             self.order = order = [numbers[id(v.access)] for v in one.views[one.first :]]
             self.outs = [order[out.source - one.first] for out, _ in one.pairs]

@@ -67,10 +67,8 @@ class Steps:
         what = What(self.made, iteration[0] if iteration else 1, len(iteration), bytes(self.blob), self.room)
         if len(self.addresses) > abi.MAX_ADDRESSES or max(len(self.preds), len(self.indices)) > abi.MAX_EXPRESSIONS:
             raise Unsupported("more operands than a call takes")
-        linear = self.lowering.linear
         call = Call(abi.K_STEPS, what, self.addresses, iteration, whole=one.whole, sources=[(n, 0) for n in self.numbers])
-        call.clips = [(linear(e), axis, stride) for e, axis, stride in one.clips]
-        call.preds, call.indices = [linear(e) for e in self.preds], [linear(e) for e in self.indices]
+        call.clips, call.preds, call.indices = list(one.clips), self.preds, self.indices
         self._bounds(call)
         return call
 
@@ -91,7 +89,7 @@ class Steps:
                             along[k] += s
                         else:
                             low, high = low + min(0, s * (n - 1)), high + max(0, s * (n - 1))
-                    base = self.lowering.linear(v.access.dims[axis].base)
+                    base = v.access.dims[axis].base
                     call.bounds.append((base, tuple(along), low, high, size, one.report(v, axis)))
 
     # ---- memory ----
@@ -129,7 +127,7 @@ class Steps:
         if number_ not in self.numbers:
             view = self.one.views[number_]
             self.numbers[number_] = len(self.addresses)
-            self.addresses.append((Affine() if view.dynamic is not None else self.one.offset(view), view.slot))
+            self.addresses.append((Affine() if view.dynamic is not None else self.one.begin(view), view.slot))
         return self.numbers[number_]
 
     def dtype(self, source: Any) -> int:
