@@ -240,6 +240,9 @@ def test_lowerings_at_the_same_time_have_tables_of_their_own():
     wanted = tape_bytes(kernel)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         assert set(pool.map(lambda _: tape_bytes(kernel), range(16))) == {wanted}
-    lib = object()
-    table = templates.take(lib)
-    assert templates.take(lib) is not table
+    table = templates.take("a level")
+    assert templates.take("a level") is not table
+    templates.give_back(table)
+    assert templates.take("a level") is table
+    templates.give_back(table)
+    assert templates.take("another level") is not table

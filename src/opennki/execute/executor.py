@@ -207,8 +207,8 @@ def _facts(tape: Tape, lowering: Lowering) -> Facts:
         sorted(lowering.slots()),
         lowering.layout.var(lowering.seed) if lowering.draws else -1,
         min(64, max([loop.trips for loop in loops], default=1)),
-        [slots[a] for loop in loops for a in loop.own or ()],
-        None if lowering.programs is None else [slot for _, slot in lowering.programs],
+        sorted({slots[a] for loop in loops for a in loop.own or ()}),
+        None if lowering.programs is None else sorted({slot for _, slot in lowering.programs}),
         lowering.planned,
     )
 

@@ -29,10 +29,10 @@ class Node:
 
 
 class Table:
-    """Forms and lines by what makes them equal. lib: the native library that they are lowered for."""
+    """Forms and lines by what makes them equal. level: the level of CPU that they are lowered for."""
 
-    def __init__(self, lib: Any) -> None:
-        self.lib = lib
+    def __init__(self, level: Any) -> None:
+        self.level = level
         self.tiles: dict[Any, Tile] = {}
         self.kinds: dict[Any, int] = {}
         self.names: dict[Any, int] = {}  # of what places have besides where they begin
@@ -46,14 +46,14 @@ class Table:
 _idle: list[Table] = []
 
 
-def take(lib: Any) -> Table:
+def take(level: Any) -> Table:
     """The table, for a lowering: nobody else has it until it is given back."""
     try:
         table = _idle.pop()  # atomic, so no lock
     except IndexError:
-        table = Table(lib)
-    if table.lib is not lib:
-        table = Table(lib)
+        table = Table(level)
+    if table.level != level:
+        table = Table(level)
     table.turn += 1
     return table
 
