@@ -1,9 +1,13 @@
-/* Elementwise programs: prepared once per call, then run row by row and chunk by chunk.
+/* Elementwise programs: prepared once per call, then run block by block, and chunk by chunk.
+ *
+ * A block is a few rows that go through the phases together, a chunk the part of it that an operation runs over before the
+ * next one does: as many short rows as make NKI_CHUNK elements, or that part of a long one. An operation that takes all its
+ * operands from lanes which lie side by side runs over all rows of a chunk at once.
  *
  * Preparing gives every value that an operation makes a slot. A slot that has one value per row (constants, loads
- * with stride 0, folds, all of a ROW phase) is computed once per row and is passed to functions as a single number.
- * Other slots are chunk buffers, which are used again when nobody reads them any more, or whole rows that later phases
- * read, or memory itself: a float32 tile that is contiguous is read where it is, and the operation before a store
+ * with stride 0, folds, all of a ROW phase) is computed for all rows of the block at once, and is passed to functions as a
+ * single number. Other slots are chunk buffers, which are used again when nobody reads them any more, or whole rows that later
+ * phases read, or memory itself: a float32 tile that is contiguous is read where it is, and the operation before a store
  * without a mask writes where the store would.
  */
 #include <stdlib.h>
@@ -21,9 +25,10 @@ static int flat(const run *r, const int64_t *stride) { /* the same over the whol
 
 static int row_slot(run *r, float value) {
     const int s = r->n_slots++;
-    r->slot[s] = r->single + s;
-    r->single[s] = value;
-    r->is_row[s] = 1;
+    r->slot[s] = r->single + (size_t)s * (size_t)r->rows;
+    for (int i = 0; i < r->rows; i++) r->slot[s][i] = value;
+    r->is_row[s] = ONE;
+    r->pitch[s] = (int64_t)r->m * r->l * (int64_t)sizeof(float);
     return s;
 }
 
@@ -74,7 +79,9 @@ static void place(run *r, char *const *at, const nki_phase *p) {
                 good = q < from ? kind != MIXED : kind == APART;
             }
         }
-        if (good) from->place = TILE, from->number = o->tile, o->in_place = 1;
+        if (!good) continue;
+        from->place = TILE, from->number = o->tile, o->in_place = 1;
+        r->pitch[o->a] = nki_to_next_row(r, t->stride);
     }
     for (op *o = first; o < end; o++) { /* loads */
         const nki_tile *t = &r->k->tiles[o->tile];
@@ -92,6 +99,7 @@ static void place(run *r, char *const *at, const nki_phase *p) {
         if (!good) continue;
         o->in_place = 1, o->place = TILE, o->number = o->tile;
         r->is_narrow[o->d] = (int8_t)narrow;
+        r->pitch[o->d] = nki_to_next_row(r, t->stride);
     }
     for (op *o = first; o < end; o++) { /* results that nobody reads but a store of bfloat16 */
         const nki_tile *t = &r->k->tiles[o->tile];
@@ -100,7 +108,7 @@ static void place(run *r, char *const *at, const nki_phase *p) {
         int good = from >= first && from->place == HERE && !nki_loads(from) && takes_narrow(r, from);
         for (const op *q = from; q < end && good; q++)
             if (q != o && (q->a == o->a || q->b == o->a || q->c == o->a)) good = 0;
-        if (good) r->is_narrow[o->a] = 1;
+        if (good) r->is_narrow[o->a] = 1, r->pitch[o->a] /= 2;
     }
 }
 
@@ -131,11 +139,12 @@ static int prepare(run *r, char *const *at, int32_t *buffer, int32_t *current, i
             const nki_uop *u = &k->uops[i];
             op *o = &r->ops[i];
             *o = (op){.code = u->code, .fn = u->fn, .d = -1, .a = -1, .b = -1, .c = -1};
+            const int64_t *stride = NULL;
             int uniform = 1, makes = 1, store = 0;
 #define READ(x) (o->x = u->x < 0 ? row_slot(r, u->imm) : current[u->x])
             switch (u->code) {
             case NKI_LOAD:
-            case NKI_LOAD_RAW: o->tile = u->a, o->count = 1, o->far_away = u->pad, uniform = flat(r, k->tiles[u->a].stride); break;
+            case NKI_LOAD_RAW: o->tile = u->a, o->count = 1, o->far_away = u->pad, stride = k->tiles[u->a].stride; break;
             case NKI_STORE:
             case NKI_STORE_RAW:
                 o->tile = u->d, o->far_away = u->pad, makes = 0, store = 1;
@@ -149,19 +158,21 @@ static int prepare(run *r, char *const *at, int32_t *buffer, int32_t *current, i
                 if (o->width ? u->fn != NKI_FN_INVERT : nki_functions2[u->fn].one != NULL) READ(b);
                 break;
             case NKI_SELECT: READ(a), READ(b), READ(c); break;
-            case NKI_PRED: o->tile = u->a, uniform = flat(r, k->preds[u->a].stride); break;
-            case NKI_INDEX: o->tile = u->a, o->sign = u->b == 1, uniform = flat(r, k->indices[u->a].stride); break;
+            case NKI_PRED: o->tile = u->a, stride = k->preds[u->a].stride; break;
+            case NKI_INDEX: o->tile = u->a, o->sign = u->b == 1, stride = k->indices[u->a].stride; break;
             case NKI_FOLD: READ(a); break;
             case NKI_ROUND: READ(a), o->dtype = u->b; break;
             case NKI_EXACT: READ(a), READ(b), o->dtype = u->c, o->sign = u->pad; break;
             case NKI_KEEP: READ(a), makes = 0; break;
             case NKI_KEPT: uniform = row_kept[u->a] >= 0; break;
-            case NKI_TREE: o->tile = u->a, o->count = u->b, o->far_away = u->pad, uniform = flat(r, k->tiles[u->a].stride); break;
+            case NKI_TREE: o->tile = u->a, o->count = u->b, o->far_away = u->pad, stride = k->tiles[u->a].stride; break;
             }
 #undef READ
+            if (stride) uniform = flat(r, stride);
+            int one = u->code != NKI_FOLD && u->code != NKI_TREE && (!stride || !nki_to_next_row(r, stride));
             const int32_t reads[3] = {o->a, o->b, o->c};
             for (int j = 0; j < 3; j++)
-                if (reads[j] >= 0) uniform &= r->is_row[reads[j]], r->used[reads[j]][1] = i;
+                if (reads[j] >= 0) uniform &= r->is_row[reads[j]] != LANES, one &= r->is_row[reads[j]] == ONE, r->used[reads[j]][1] = i;
             o->uniform = p->row || (uniform && !store && u->code != NKI_FOLD);
             if (u->code == NKI_KEEP) { /* what makes the value leaves it there */
                 op *from = r->ops + r->used[o->a][0];
@@ -175,12 +186,13 @@ static int prepare(run *r, char *const *at, int32_t *buffer, int32_t *current, i
             }
             o->d = row_slot(r, u->code == NKI_CONST ? u->imm : 0.0f);
             r->used[o->d][0] = r->used[o->d][1] = i;
+            r->is_row[o->d] = one ? ONE : ROW;
             if (u->code == NKI_FOLD) {
                 o->fold = r->folds + folds++;
                 continue; /* is there from the end of the phase on */
             }
             if (u->code == NKI_KEPT) o->place = KEPT, o->number = u->a;
-            if (!o->uniform) r->is_row[o->d] = 0;
+            if (!o->uniform) r->is_row[o->d] = LANES;
             current[u->d] = o->d;
         }
         for (int i = p->first; i < p->first + p->count; i++)
@@ -207,53 +219,58 @@ static inline void move(const run *r, place_in *w, int dim, int64_t steps) {
     for (int i = 0; i < k->n_indices; i++) w->index[i] += steps * k->indices[i].stride[dim];
 }
 
-/* The same part of the next row, or what comes AHEAD bytes later in a long one, on its way to the cache while there is
+/* The same part of the rows that come next, or what comes AHEAD bytes later in a long one, on its way to the cache while there is
  * something to compute. */
 enum { LONG_ROW = 8192, AHEAD = 8192 };
 static void ask_for_next(const run *r, const op *o, const chunk *c) {
     const nki_tile *t = &r->k->tiles[o->tile];
     if (!nki_contiguous(r, t, c->m, c->l)) return;
-    const char *p = c->tile[o->tile] + (r->total > LONG_ROW ? AHEAD : t->stride[r->outer - 1]);
+    const char *p = nki_tile_at(r, c, o->tile) + (r->total > LONG_ROW ? AHEAD : r->rows * nki_to_next_row(r, t->stride));
     for (int64_t i = 0, n = (int64_t)c->m * c->l * nki_types[t->dtype].size; i < n; i += 64) {
         __builtin_prefetch(p + i, 0, 3);
         __asm__ volatile("" ::"r"(p + i)); /* GCC takes a function without effects away */
     }
 }
 
-static void chunk_of(const run *r, const nki_phase *p, const place_in *w, int m, int l, int64_t position) {
-    const chunk c = {w->tile, w->pred, w->index, m, l, position};
+/* The operations of a phase over a chunk of `rows` rows, of which the first is number `first` of the block. */
+static void chunk_of(const run *r, const nki_phase *p, const place_in *w, int first, int rows, int m, int l, int64_t position) {
+    const chunk joined = {w->tile, w->pred, w->index, 1, rows * m * l, position, first, 0};
+    chunk one = {w->tile, w->pred, w->index, m, l, position, first, 0};
     for (const op *o = r->ops + p->first, *end = o + p->count; o < end; o++) {
         if (o->uniform) continue;
         if (o->place == TILE)
-            r->slot[o->d] = (float *)c.tile[o->number];
+            r->slot[o->d] = (float *)(void *)w->tile[o->number];
         else if (o->place == KEPT)
-            r->slot[o->d] = r->kept + o->number * r->total + position;
-        if (o->go) o->go(r, o, &c);
+            r->slot[o->d] = r->kept + ((int64_t)o->number * r->rows + first) * r->total + position;
+        if (!o->go) continue;
+        if (o->joined) {
+            o->go(r, o, &joined);
+            continue;
+        }
+        for (one.part = 0, one.row = first; one.part < rows; one.part++, one.row++) o->go(r, o, &one);
     }
     if (r->ahead == p)
-        for (int i = 0; i < r->far; i++) ask_for_next(r, r->ops + r->next[i], &c);
+        for (int i = 0; i < r->far; i++)
+            for (one.part = 0; one.part < rows; one.part++) ask_for_next(r, r->ops + r->next[i], &one);
 }
 
-/* All chunks of a row; `w` is where it was again afterwards. */
-static void row(const run *r, const nki_phase *p, place_in *w) {
+/* All chunks of a row that has several; `w` is where it was again afterwards. */
+static void long_row(const run *r, const nki_phase *p, place_in *w) {
     int64_t position = 0, at[NKI_RANK] = {0};
     const int64_t length_m = r->dim_m < 0 ? 1 : r->shape[r->dim_m], length_l = r->dim_l < 0 ? 1 : r->shape[r->dim_l];
     for (;;) {
-        if (r->l == length_l && r->m == length_m) { /* one chunk: nothing to step over */
-            chunk_of(r, p, w, r->m, r->l, position);
-            position += length_m * length_l;
-        } else if (r->l == length_l) { /* several short runs make a chunk */
+        if (r->l == length_l) { /* several short runs make a chunk */
             for (int64_t i = 0; i < length_m; i += r->m) {
                 const int m = (int)(length_m - i < r->m ? length_m - i : r->m);
-                chunk_of(r, p, w, m, r->l, position);
-                move(r, w, r->dim_m, m);
+                chunk_of(r, p, w, 0, 1, m, r->l, position);
+                if (r->dim_m >= 0) move(r, w, r->dim_m, m);
                 position += (int64_t)m * r->l;
             }
-            move(r, w, r->dim_m, -length_m);
+            if (r->dim_m >= 0) move(r, w, r->dim_m, -length_m);
         } else {
             for (int64_t j = 0; j < length_l; j += r->l) {
                 const int l = (int)(length_l - j < r->l ? length_l - j : r->l);
-                chunk_of(r, p, w, 1, l, position);
+                chunk_of(r, p, w, 0, 1, 1, l, position);
                 move(r, w, r->dim_l, l);
                 position += l;
             }
@@ -270,25 +287,37 @@ static void row(const run *r, const nki_phase *p, place_in *w) {
     }
 }
 
-static void phases(const run *r, place_in *w) {
+/* `rows` rows, each of which is one chunk at most; `w` is where it was again afterwards. */
+static void short_rows(const run *r, const nki_phase *p, place_in *w, int rows) {
+    for (int i = 0; i < rows; i += r->chunk_rows) {
+        const int some = rows - i < r->chunk_rows ? rows - i : r->chunk_rows;
+        chunk_of(r, p, w, i, some, r->m, r->l, 0);
+        if (some < rows) move(r, w, r->outer - 1, some);
+    }
+    if (rows > r->chunk_rows) move(r, w, r->outer - 1, -rows);
+}
+
+static void phases(const run *r, place_in *w, int rows) {
     const nki_ew *k = r->k;
-    const chunk one = {w->tile, w->pred, w->index, 1, 1, 0};
+    const chunk all = {w->tile, w->pred, w->index, rows, 1, 0, 0, 0};
     for (int ip = 0; ip < k->n_phases; ip++) {
         const nki_phase *p = &k->phases[ip];
         const op *first = r->ops + p->first, *end = first + p->count;
-        const int folded = r->total > NKI_LANES || r->total < 1 || (int64_t)r->m * r->l != r->total;
         for (const op *o = first; o < end; o++) {
-            if (o->uniform && o->go) o->go(r, o, &one);
-            if (o->fold && folded) nki_fold_start(o->fold, o->fn);
+            if (o->uniform && o->go) o->go(r, o, &all);
+            if (o->fold && !r->whole) nki_fold_start(o->fold, o->fn);
         }
         if (p->row) continue;
-        if (r->total > 0) row(r, p, w);
-        for (const op *o = first; o < end && folded; o++)
+        if (r->whole)
+            short_rows(r, p, w, rows);
+        else if (r->total > 0)
+            long_row(r, p, w);
+        for (const op *o = first; o < end && !r->whole; o++)
             if (o->fold) *r->slot[o->d] = nki_fold_end(o->fold, o->fn);
     }
 }
 
-/* Chunks: along the innermost dimension, or, where it is short, over a few steps of the one around it. */
+/* Chunks: along the innermost dimension, or, where it is short, over a few steps of the one around it; and rows of a block. */
 static void cut(run *r) {
     r->dim_l = r->inner > 0 ? r->rank - 1 : -1;
     r->dim_m = r->inner > 1 ? r->rank - 2 : -1;
@@ -296,6 +325,13 @@ static void cut(run *r) {
     r->l = (int)(l < NKI_CHUNK ? l : NKI_CHUNK);
     r->m = l > NKI_CHUNK / 2 || l < 1 ? 1 : (int)(NKI_CHUNK / l < m ? NKI_CHUNK / l : m);
     if (r->m == 1) r->dim_m = -1;
+    r->whole = r->total > 0 && (int64_t)r->m * r->l == r->total;
+    r->rows = r->chunk_rows = 1;
+    if (!r->whole || !r->outer) return;
+    const int64_t rows = r->shape[r->outer - 1], most = NKI_BLOCK / r->total;
+    r->rows = (int)(most < NKI_BLOCK_ROWS ? most : NKI_BLOCK_ROWS);
+    if (r->rows > rows) r->rows = (int)rows;
+    r->chunk_rows = NKI_CHUNK / (int)r->total < r->rows ? NKI_CHUNK / (int)r->total : r->rows;
 }
 
 /* The phase that asks for what comes next: the last one over elements. Long rows that are read again would be pushed out. */
@@ -307,7 +343,7 @@ static const nki_phase *asking(const run *r) {
     return NULL;
 }
 
-#define ON_STACK 16384
+#define ON_STACK 32768
 #define VECTORS_ON_STACK 65536
 
 void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, const int64_t *index_base, const int64_t *lo,
@@ -325,7 +361,7 @@ void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, cons
     /* All storage in two pieces. Every operation makes a slot at most and has up to three immediate operands. */
     const size_t slots = 4 * (size_t)k->n_uops + 1, registers = (size_t)k->n_registers + 1;
     const size_t need = (size_t)k->n_uops * (sizeof(nki_lanes) + sizeof(op)) +
-                        slots * (sizeof(float *) + sizeof(float) + sizeof(*r.used) + sizeof(int32_t) + 2) +
+                        slots * (sizeof(float *) + (size_t)r.rows * sizeof(float) + sizeof(int64_t) + sizeof(*r.used) + sizeof(int32_t) + 2) +
                         2 * (registers + slots) * sizeof(int32_t) + (size_t)k->n_kept * sizeof(int32_t) +
                         (size_t)k->n_tiles * sizeof(char *) + (size_t)(k->n_preds + k->n_indices) * sizeof(int64_t) + 256;
     char stack[ON_STACK] __attribute__((aligned(64)));
@@ -340,12 +376,13 @@ void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, cons
 #define TAKE(what, count) ((what) = (void *)p, p += (count) * sizeof(*(what)))
     TAKE(r.folds, k->n_uops);
     TAKE(r.slot, slots);
+    TAKE(r.pitch, slots);
     TAKE(w.tile, k->n_tiles);
     TAKE(w.pred, k->n_preds);
     TAKE(w.index, k->n_indices);
     TAKE(r.ops, k->n_uops);
     TAKE(r.used, slots);
-    TAKE(r.single, slots);
+    TAKE(r.single, slots * (size_t)r.rows);
     TAKE(buffer, slots);
     TAKE(current, registers);
     TAKE(idle, 2 * slots);
@@ -360,7 +397,7 @@ void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, cons
     memset(r.is_narrow, 0, slots);
     memset(buffer, 0xff, slots * sizeof *buffer);
     const int buffers = prepare(&r, w.tile, buffer, current, idle, row_kept);
-    const size_t floats = (size_t)(buffers + 4) * NKI_CHUNK + (size_t)(k->n_kept * r.total);
+    const size_t floats = (size_t)(buffers + 4) * NKI_CHUNK + (size_t)(k->n_kept * r.rows * r.total);
     float vectors[VECTORS_ON_STACK / sizeof(float)] __attribute__((aligned(64)));
     char *more = NULL;
     r.spare = vectors;
@@ -384,9 +421,15 @@ void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, cons
     }
 
     int64_t count[NKI_RANK] = {0};
+    const int64_t rows = r.outer ? r.shape[r.outer - 1] : 1;
     for (int dim = 0; dim >= 0;) {
-        phases(&r, &w);
-        for (dim = r.outer - 1; dim >= 0; dim--) {
+        for (int64_t i = 0; i < rows; i += r.rows) {
+            const int some = (int)(rows - i < r.rows ? rows - i : r.rows);
+            phases(&r, &w, some);
+            if (r.outer) move(&r, &w, r.outer - 1, some);
+        }
+        if (r.outer) move(&r, &w, r.outer - 1, -rows);
+        for (dim = r.outer - 2; dim >= 0; dim--) {
             move(&r, &w, dim, 1);
             if (++count[dim] < r.shape[dim]) break;
             move(&r, &w, dim, -r.shape[dim]);

@@ -178,6 +178,14 @@ float nki_fold_short(int fn, const float *x, int n) {
     return r;
 }
 
+float nki_fold_row(int fn, const float *x, int n) {
+    if (n <= NKI_LANES) return nki_fold_short(fn, x, n);
+    nki_lanes s;
+    nki_fold_start(&s, fn);
+    nki_fold_add(&s, fn, x, n, 0);
+    return nki_fold_end(&s, fn);
+}
+
 /* ---- over the partitions: lanes are rows of a block of columns, which stays in the cache ------------------------- */
 #define COLUMNS 128
 

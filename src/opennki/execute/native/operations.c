@@ -1,16 +1,18 @@
-/* Single operations of elementwise programs, each over a chunk. A row slot has a chunk of one element. */
+/* Single operations of elementwise programs: over a row of a chunk, over all of them, or over the values that the rows of a block have. */
 #include <string.h>
 #include "run.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
-/* Lanes of a slot as a vector. */
-static const float *lanes(const run *r, int slot, int n, int spare) {
-    const float *p = r->slot[slot];
-    if (!r->is_row[slot]) return p;
+static int size(const chunk *c) { return c->m * c->l; }
+
+/* Lanes of a slot as a vector, for an operation over the elements of a row, or over rows. */
+static const float *lanes(const run *r, const op *o, const chunk *c, int slot, int spare) {
+    const float *p = nki_lanes_at(r, c, slot);
+    if (!r->is_row[slot] || o->uniform) return p;
     float *d = r->spare + spare * NKI_CHUNK, x = *p;
-    for (int i = 0; i < n; i++) d[i] = x;
+    for (int i = 0, n = size(c); i < n; i++) d[i] = x;
     return d;
 }
 
@@ -32,16 +34,18 @@ static void rows_of_bytes(char *d, int64_t dm, const char *s, int64_t sm, int m,
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------- */
+static void load_rows(const run *r, const op *o, const chunk *c) { /* one element of each row */
+    const nki_tile *t = &r->k->tiles[o->tile];
+    const nki_type *type = &nki_types[t->dtype];
+    (o->code == NKI_LOAD_RAW ? type->load_raw : type->load)(r->slot[o->d], c->tile[o->tile], nki_to_next_row(r, t->stride), c->m);
+}
+
 static void load(const run *r, const op *o, const chunk *c) {
     const nki_tile *t = &r->k->tiles[o->tile];
     const nki_type *type = &nki_types[t->dtype];
     const nki_loader f = o->code == NKI_LOAD_RAW ? type->load_raw : type->load;
-    const char *s = c->tile[o->tile];
-    float *d = r->slot[o->d];
-    if (o->uniform && t->dtype == NKI_F32) {
-        *d = *(const nki_f32a *)s;
-        return;
-    }
+    const char *s = nki_tile_at(r, c, o->tile);
+    float *d = nki_lanes_at(r, c, o->d);
     if (nki_contiguous(r, t, c->m, c->l)) {
         f(d, s, type->size, c->m * c->l);
         return;
@@ -82,52 +86,57 @@ void nki_stream_end(void) {
 
 static void store_stream(const run *r, const op *o, const chunk *c) {
     const nki_type *type = &nki_types[r->k->tiles[o->tile].dtype];
-    const int n = c->m * c->l;
-    const float *a = lanes(r, o->a, n, 0);
+    const int n = size(c);
+    const float *a = lanes(r, o, c, o->a, 0);
     if (!r->is_narrow[o->a] && (o->code == NKI_STORE ? r->k->tiles[o->tile].dtype != NKI_F32 : type->size != 4)) {
         (o->code == NKI_STORE_RAW ? type->store_raw : type->store)((char *)(r->spare + NKI_CHUNK), type->size, a, n);
         a = r->spare + NKI_CHUNK;
     }
-    nki_stream(c->tile[o->tile], (const char *)a, (int64_t)n * type->size);
+    nki_stream(nki_tile_at(r, c, o->tile), (const char *)a, (int64_t)n * type->size);
 }
 
 static void store_as_it_is(const run *r, const op *o, const chunk *c) {
-    memcpy(c->tile[o->tile], r->slot[o->a], (size_t)(c->m * c->l) * sizeof(uint16_t));
+    memcpy(nki_tile_at(r, c, o->tile), nki_lanes_at(r, c, o->a), (size_t)size(c) * sizeof(uint16_t));
 }
 
-static void store(const run *r, const op *o, const chunk *c) {
+/* m runs of l elements, where the lanes of `mask` are not 0, if there is one. */
+static void put(const run *r, const op *o, char *d, int64_t sm, int64_t sl, const float *a, int m, int l, const float *mask) {
     const nki_tile *t = &r->k->tiles[o->tile];
     const nki_type *type = &nki_types[t->dtype];
     const nki_storer f = o->code == NKI_STORE_RAW ? type->store_raw : type->store;
-    const int n = c->m * c->l;
-    char *d = c->tile[o->tile];
-    if (o->c >= 0 && r->is_row[o->c] && *r->slot[o->c] == 0.0f) return;
-    if (o->uniform && type->size == 4 && (t->dtype == NKI_F32 || o->code == NKI_STORE_RAW)) {
-        *(nki_f32a *)d = *r->slot[o->a];
-        return;
-    }
-    const int masked = o->c >= 0 && !r->is_row[o->c];
-    const float *a = lanes(r, o->a, n, 0);
-    int64_t sm = nki_along(t->stride, r->dim_m), sl = nki_along(t->stride, r->dim_l);
-    int m = c->m, l = c->l;
-    if (nki_contiguous(r, t, m, l))
-        m = 1, l = n, sl = type->size;
-    else if (l == 1)
-        m = 1, l = n, sl = sm;
-    if (!masked && m > 1 && sl == 4 && (t->dtype == NKI_F32 || (type->size == 4 && o->code == NKI_STORE_RAW))) {
+    const int as_it_is = type->size == 4 && (t->dtype == NKI_F32 || o->code == NKI_STORE_RAW);
+    if (!mask && m > 1 && sl == 4 && as_it_is) {
         rows_of_bytes(d, sm, (const char *)a, l * 4, m, (size_t)l * 4);
         return;
     }
-    if (!masked) {
+    if (!mask) {
         for (int i = 0; i < m; i++) f(d + i * sm, sl, a + i * l, l);
         return;
     }
     const char *s = (const char *)a;
-    if (type->size != 4 || (t->dtype != NKI_F32 && o->code != NKI_STORE_RAW)) {
-        f((char *)(r->spare + NKI_CHUNK), type->size, a, n);
+    if (!as_it_is) {
+        f((char *)(r->spare + NKI_CHUNK), type->size, a, m * l);
         s = (const char *)(r->spare + NKI_CHUNK);
     }
-    for (int i = 0; i < m; i++) nki_put_some(d + i * sm, sl, type->size, s + i * l * type->size, r->slot[o->c] + i * l, l);
+    for (int i = 0; i < m; i++) nki_put_some(d + i * sm, sl, type->size, s + i * l * type->size, mask + i * l, l);
+}
+static void store_rows(const run *r, const op *o, const chunk *c) { /* one element of each row */
+    put(r, o, c->tile[o->tile], 0, nki_to_next_row(r, r->k->tiles[o->tile].stride), r->slot[o->a], 1, c->m, o->c < 0 ? NULL : r->slot[o->c]);
+}
+static void store(const run *r, const op *o, const chunk *c) {
+    const nki_tile *t = &r->k->tiles[o->tile];
+    const float *mask = o->c < 0 ? NULL : nki_lanes_at(r, c, o->c);
+    if (mask && r->is_row[o->c]) {
+        if (*mask == 0.0f) return;
+        mask = NULL;
+    }
+    int64_t sm = nki_along(t->stride, r->dim_m), sl = nki_along(t->stride, r->dim_l);
+    int m = c->m, l = c->l;
+    if (nki_contiguous(r, t, m, l))
+        m = 1, l = size(c), sl = nki_types[t->dtype].size;
+    else if (l == 1)
+        m = 1, l = size(c), sl = sm;
+    put(r, o, nki_tile_at(r, c, o->tile), sm, sl, lanes(r, o, c, o->a, 0), m, l, mask);
 }
 
 /* ---- predicates and indices ----------------------------------------------------------------------------------------- */
@@ -144,13 +153,22 @@ static void holds(int64_t v, int64_t step, int n, int64_t *yes, int64_t *no) {
         *no = v / -step + 1;
 }
 
+/* Steps from row to row of a predicate or index, and along the dimensions of a chunk; of an operation over rows, the rows are such. */
+typedef struct {
+    int64_t base, m, l;
+} walk;
+static walk walk_of(const run *r, const op *o, const chunk *c, int64_t base, const int64_t *stride) {
+    const int64_t row = nki_to_next_row(r, stride);
+    if (o->uniform) return (walk){base, row, 0};
+    return (walk){base + c->part * row, nki_along(stride, r->dim_m), nki_along(stride, r->dim_l)};
+}
+
 static void predicate(const run *r, const op *o, const chunk *c) {
-    const int64_t *stride = r->k->preds[o->tile].stride;
-    const int64_t sm = nki_along(stride, r->dim_m), sl = nki_along(stride, r->dim_l);
-    float *d = r->slot[o->d];
+    const walk w = walk_of(r, o, c, c->pred[o->tile], r->k->preds[o->tile].stride);
+    float *d = nki_lanes_at(r, c, o->d);
     for (int i = 0; i < c->m; i++, d += c->l) {
         int64_t yes, no;
-        holds(c->pred[o->tile] + i * sm, sl, c->l, &yes, &no);
+        holds(w.base + i * w.m, w.l, c->l, &yes, &no);
         int j = 0;
         for (; j < yes; j++) d[j] = 0.0f;
         for (; j < no; j++) d[j] = 1.0f;
@@ -159,10 +177,10 @@ static void predicate(const run *r, const op *o, const chunk *c) {
 }
 
 static void index_values(const run *r, const op *o, const chunk *c) {
-    const int64_t *stride = r->k->indices[o->tile].stride;
-    float *d = r->slot[o->d];
+    const walk w = walk_of(r, o, c, c->index[o->tile], r->k->indices[o->tile].stride);
+    float *d = nki_lanes_at(r, c, o->d);
     for (int i = 0; i < c->m; i++, d += c->l) {
-        int32_t v = (int32_t)(c->index[o->tile] + i * nki_along(stride, r->dim_m)), s = (int32_t)nki_along(stride, r->dim_l);
+        int32_t v = (int32_t)(w.base + i * w.m), s = (int32_t)w.l;
         nki_i32a *q = (nki_i32a *)d;
         if (o->sign) /* raw */
             for (int j = 0; j < c->l; j++) q[j] = (int32_t)((uint32_t)v + (uint32_t)j * (uint32_t)s);
@@ -172,58 +190,56 @@ static void index_values(const run *r, const op *o, const chunk *c) {
 }
 
 /* ---- functions ------------------------------------------------------------------------------------------------------ */
-static int size(const chunk *c) { return c->m * c->l; }
-static void unary(const run *r, const op *o, const chunk *c) { nki_functions1[o->fn].v(r->slot[o->d], r->slot[o->a], size(c)); }
-static void binary_vv(const run *r, const op *o, const chunk *c) {
-    nki_functions2[o->fn].vv(r->slot[o->d], r->slot[o->a], r->slot[o->b], size(c));
-}
-static void binary_vs(const run *r, const op *o, const chunk *c) {
-    nki_functions2[o->fn].vs(r->slot[o->d], r->slot[o->a], r->slot[o->b], size(c));
-}
-static void binary_sv(const run *r, const op *o, const chunk *c) {
-    nki_functions2[o->fn].sv(r->slot[o->d], r->slot[o->a], r->slot[o->b], size(c));
-}
+#define AT(x) nki_lanes_at(r, c, o->x)
+static void unary(const run *r, const op *o, const chunk *c) { nki_functions1[o->fn].v(AT(d), AT(a), size(c)); }
+static void binary_vv(const run *r, const op *o, const chunk *c) { nki_functions2[o->fn].vv(AT(d), AT(a), AT(b), size(c)); }
+static void binary_vs(const run *r, const op *o, const chunk *c) { nki_functions2[o->fn].vs(AT(d), AT(a), AT(b), size(c)); }
+static void binary_sv(const run *r, const op *o, const chunk *c) { nki_functions2[o->fn].sv(AT(d), AT(a), AT(b), size(c)); }
 static void binary_narrow(const run *r, const op *o, const chunk *c) {
     const int b = r->is_row[o->b] ? 2 : r->is_narrow[o->b];
-    nki_narrows[o->fn].form[(int)r->is_narrow[o->d]][(int)r->is_narrow[o->a]][b](r->slot[o->d], r->slot[o->a], r->slot[o->b], size(c));
+    nki_narrows[o->fn].form[(int)r->is_narrow[o->d]][(int)r->is_narrow[o->a]][b](AT(d), AT(a), AT(b), size(c));
 }
-static void unary_row(const run *r, const op *o, const chunk *c) {
+/* A row alone in its block: vectors of one element take as long as those of sixteen. */
+static void unary_one(const run *r, const op *o, const chunk *c) {
     (void)c;
     *r->slot[o->d] = nki_functions1[o->fn].one(*r->slot[o->a]);
 }
-static void binary_row(const run *r, const op *o, const chunk *c) {
+static void binary_one(const run *r, const op *o, const chunk *c) {
     (void)c;
     *r->slot[o->d] = nki_functions2[o->fn].one(*r->slot[o->a], *r->slot[o->b]);
 }
 static void on_bits(const run *r, const op *o, const chunk *c) {
-    const float *a = lanes(r, o->a, size(c), 0), *b = o->b >= 0 ? lanes(r, o->b, size(c), 1) : a;
-    nki_bits_run(o->fn, o->width, o->sign, (int32_t *)r->slot[o->d], (const int32_t *)a, (const int32_t *)b, size(c));
+    const float *a = lanes(r, o, c, o->a, 0), *b = o->b >= 0 ? lanes(r, o, c, o->b, 1) : a;
+    nki_bits_run(o->fn, o->width, o->sign, (int32_t *)AT(d), (const int32_t *)a, (const int32_t *)b, size(c));
 }
 static void exact(const run *r, const op *o, const chunk *c) {
-    nki_exact_run(o->fn, o->dtype, o->sign, r->slot[o->d], lanes(r, o->a, size(c), 0), lanes(r, o->b, size(c), 1), size(c));
+    nki_exact_run(o->fn, o->dtype, o->sign, AT(d), lanes(r, o, c, o->a, 0), lanes(r, o, c, o->b, 1), size(c));
 }
 static void choose(const run *r, const op *o, const chunk *c) {
     const int n = size(c);
-    if (!r->is_row[o->c]) {
-        nki_choose(r->slot[o->d], lanes(r, o->a, n, 0), lanes(r, o->b, n, 1), r->slot[o->c], n);
+    const float *mask = AT(c);
+    if (!r->is_row[o->c] || o->uniform) {
+        nki_choose(AT(d), lanes(r, o, c, o->a, 0), lanes(r, o, c, o->b, 1), mask, n);
         return;
     }
-    const int from = *r->slot[o->c] != 0.0f ? o->a : o->b; /* the same for the whole row */
-    float *d = r->slot[o->d];
+    const int from = *mask != 0.0f ? o->a : o->b; /* the same for the whole row */
+    const float *s = nki_lanes_at(r, c, from);
+    float *d = AT(d);
     if (r->is_row[from])
-        for (int i = 0; i < n; i++) ((nki_i32a *)d)[i] = *(const nki_i32a *)r->slot[from];
-    else if (d != r->slot[from])
-        memcpy(d, r->slot[from], (size_t)n * sizeof *d);
+        for (int i = 0; i < n; i++) ((nki_i32a *)d)[i] = *(const nki_i32a *)s;
+    else if (d != s)
+        memcpy(d, s, (size_t)n * sizeof *d);
 }
 /* A selection by a predicate that nothing else reads: a part of the row is that of the one, the rest of the other. */
 static void choose_parts(const run *r, const op *o, const chunk *c) {
+    const walk w = walk_of(r, o, c, c->pred[o->tile], r->k->preds[o->tile].stride);
     int64_t yes, no;
-    holds(c->pred[o->tile], nki_along(r->k->preds[o->tile].stride, r->dim_l), c->l, &yes, &no);
+    holds(w.base, w.l, c->l, &yes, &no);
     const int64_t end[4] = {0, yes < no ? yes : no, no, c->l};
     for (int part = 0; part < 3; part++) {
         const int from = part == 1 ? o->a : o->b;
-        const nki_i32a *s = (const nki_i32a *)r->slot[from];
-        nki_i32a *d = (nki_i32a *)r->slot[o->d];
+        const nki_i32a *s = (const nki_i32a *)nki_lanes_at(r, c, from);
+        nki_i32a *d = (nki_i32a *)AT(d);
         if (r->is_row[from])
             for (int64_t i = end[part], x = *s; i < end[part + 1]; i++) d[i] = (int32_t)x;
         else if (s != d && end[part] < end[part + 1])
@@ -237,18 +253,40 @@ static op *only_predicate(const run *r, const op *o) {
         if (q != o && (q->a == o->c || q->b == o->c || q->c == o->c)) return NULL;
     return p;
 }
+static void fold_rows(const run *r, const op *o, const chunk *c) { /* of one element each */
+    for (int i = 0; i < c->m; i++) r->slot[o->d][i] = nki_fold_short(o->fn, r->slot[o->a] + i, 1);
+}
 static void fold(const run *r, const op *o, const chunk *c) {
     const int n = size(c);
-    if (o->uniform || (n == r->total && n <= NKI_LANES))
-        *r->slot[o->d] = nki_fold_short(o->fn, lanes(r, o->a, n, 0), n);
+    const float *a = lanes(r, o, c, o->a, 0);
+    if (r->whole)
+        *AT(d) = nki_fold_row(o->fn, a, n);
     else
-        nki_fold_add(o->fold, o->fn, lanes(r, o->a, n, 0), n, c->position);
+        nki_fold_add(o->fold, o->fn, a, n, c->position);
+}
+static void tree_rows(const run *r, const op *o, const chunk *c) { /* of one element each */
+    chunk one = *c;
+    one.m = one.l = 1;
+    for (; one.row < c->m; one.row++, one.part++) nki_trees(r, o, &one);
 }
 static void rounded(const run *r, const op *o, const chunk *c) {
     const nki_type *type = &nki_types[o->dtype];
     char *narrow = (char *)(r->spare + 3 * NKI_CHUNK);
-    type->store(narrow, type->size, lanes(r, o->a, size(c), 0), size(c));
-    type->load(r->slot[o->d], narrow, type->size, size(c));
+    type->store(narrow, type->size, lanes(r, o, c, o->a, 0), size(c));
+    type->load(AT(d), narrow, type->size, size(c));
+}
+
+/* Whether the rows of a chunk are like one row to an operation: all it takes and gives lies side by side, or is the same for all rows. */
+static int side_by_side(const run *r, const op *o) {
+    const int32_t n = r->m * r->l, slots[4] = {o->a, o->b, o->c, o->d};
+    if (r->chunk_rows == 1 || r->l == 1) return 0;
+    for (int i = 0; i < 4; i++) {
+        const int32_t s = slots[i];
+        if (s >= 0 && (r->is_row[s] ? r->is_row[s] != ONE : r->pitch[s] != n * (r->is_narrow[s] ? 2 : 4))) return 0;
+    }
+    if (!nki_loads(o) && !nki_stores(o)) return o->code == NKI_FUNC || o->code == NKI_SELECT || o->code == NKI_ROUND || o->code == NKI_EXACT;
+    const nki_tile *t = &r->k->tiles[o->tile];
+    return nki_contiguous(r, t, r->m, r->l) && nki_to_next_row(r, t->stride) == n * nki_types[t->dtype].size;
 }
 
 void nki_choose_step(const run *r, op *o) {
@@ -256,12 +294,12 @@ void nki_choose_step(const run *r, op *o) {
     switch (o->code) {
     case NKI_LOAD:
     case NKI_LOAD_RAW:
-        if (!o->in_place) o->go = load;
+        if (!o->in_place) o->go = o->uniform ? load_rows : load;
         break;
     case NKI_STORE:
     case NKI_STORE_RAW:
         if (o->in_place) break;
-        o->go = store;
+        o->go = o->uniform ? store_rows : store;
         if (o->uniform || o->c >= 0 || !nki_contiguous(r, &r->k->tiles[o->tile], r->m, r->l)) break;
         if (o->far_away)
             o->go = store_stream;
@@ -271,22 +309,27 @@ void nki_choose_step(const run *r, op *o) {
     case NKI_FUNC:
         if (o->width)
             o->go = on_bits;
+        else if (o->uniform && r->rows == 1)
+            o->go = o->b < 0 ? unary_one : binary_one;
+        else if (o->b < 0)
+            o->go = unary;
         else if (o->uniform)
-            o->go = o->b < 0 ? unary_row : binary_row;
+            o->go = binary_vv;
         else
-            o->go = o->b < 0 ? unary : r->is_narrow[o->a] | r->is_narrow[o->b] | r->is_narrow[o->d] ? binary_narrow : r->is_row[o->b] ? binary_vs : r->is_row[o->a] ? binary_sv : binary_vv;
+            o->go = r->is_narrow[o->a] | r->is_narrow[o->b] | r->is_narrow[o->d] ? binary_narrow : r->is_row[o->b] ? binary_vs : r->is_row[o->a] ? binary_sv : binary_vv;
         break;
     case NKI_SELECT: {
-        op *p = only_predicate(r, o);
+        op *p = o->uniform ? NULL : only_predicate(r, o);
         o->go = p ? choose_parts : choose;
         if (p) p->go = NULL, o->tile = p->tile;
         break;
     }
     case NKI_PRED: o->go = predicate; break;
     case NKI_INDEX: o->go = index_values; break;
-    case NKI_FOLD: o->go = fold; break;
-    case NKI_TREE: o->go = nki_trees; break;
+    case NKI_FOLD: o->go = o->uniform ? fold_rows : fold; break;
+    case NKI_TREE: o->go = o->uniform ? tree_rows : nki_trees; break;
     case NKI_ROUND: o->go = rounded; break;
     case NKI_EXACT: o->go = exact; break;
     }
+    o->joined = o->go && o->go != choose_parts && side_by_side(r, o);
 }

@@ -8,13 +8,16 @@ typedef struct run run;
 typedef struct chunk chunk;
 
 enum { MOST_FAR = 4 };
+enum { NKI_BLOCK = 4096, NKI_BLOCK_ROWS = 32 }; /* elements and rows that go through the phases together, at most */
+enum nki_extent { LANES, ROW, ONE }; /* a slot has a value for each element, for each row, or one that all rows of a block share */
 enum nki_place { HERE, TILE, KEPT }; /* where a slot is: a place of its own, a tile in memory, a row that is kept */
 
 struct op {
     void (*go)(const run *r, const op *o, const chunk *c); /* NULL: nothing is left to do */
     int32_t code, fn, d, a, b, c; /* d, a, b, c: slots; -1: none */
     int32_t tile, count;          /* tile, predicate or index expression; tiles that are read, from that on */
-    int32_t uniform;              /* one value per row */
+    int32_t uniform;              /* one value per row: runs once for all rows of a block */
+    int32_t joined;               /* the rows of a chunk are like one row to it */
     int32_t in_place;             /* LOAD, STORE: memory itself is the slot */
     int32_t place, number;        /* enum nki_place of slot d, and which one */
     int32_t dtype, width, sign;
@@ -25,8 +28,9 @@ struct op {
 struct run {
     const nki_ew *k;
     op *ops;
-    float **slot;       /* where the lanes of each slot are */
-    int8_t *is_row;     /* the slot has one value per row */
+    float **slot;       /* where the lanes of each slot are, in the first row of the chunk; one value per row: those of the block */
+    int64_t *pitch;     /* bytes from the lanes of one row of a chunk to those of the next */
+    int8_t *is_row;     /* enum nki_extent: the slot has one value per row */
     int8_t *is_narrow;  /* its lanes are bfloat16 */
     int32_t (*used)[2]; /* of each slot: the operation that makes it, and the last one that reads it */
     float *single;      /* storage of row slots */
@@ -38,18 +42,29 @@ struct run {
     int32_t next[MOST_FAR], far;
     int64_t shape[NKI_RANK], total; /* elements of a row */
     int rank, outer, inner, n_slots, streams;
-    int m, l, dim_m, dim_l; /* chunk: m times l elements, along two dimensions; -1: none */
+    int rows, chunk_rows;   /* of a block, and of a chunk, at most; 1 where a row has several chunks */
+    int whole;              /* a row is one chunk, or a part of one */
+    int m, l, dim_m, dim_l; /* chunk: m times l elements of each row, along two dimensions; -1: none */
 };
 
-/* Addresses of one chunk, its size. */
+/* What an operation runs over: a row of a chunk, all of them joined, or one value for each row of a block. */
 struct chunk {
-    char *const *tile;
+    char *const *tile; /* addresses, in the first row of the chunk */
     const int64_t *pred, *index;
     int m, l;
     int64_t position; /* of its first element in the row */
+    int row, part;    /* number of the row in the block, and in the chunk */
 };
 
 static inline int64_t nki_along(const int64_t *stride, int dim) { return dim < 0 ? 0 : stride[dim]; }
+static inline int64_t nki_to_next_row(const run *r, const int64_t *stride) { return r->outer ? stride[r->outer - 1] : 0; }
+static inline char *nki_tile_at(const run *r, const chunk *c, int tile) {
+    return c->tile[tile] + c->part * nki_to_next_row(r, r->k->tiles[tile].stride);
+}
+static inline float *nki_lanes_at(const run *r, const chunk *c, int slot) {
+    if (r->is_row[slot]) return r->slot[slot] + c->row;
+    return (float *)(void *)((char *)r->slot[slot] + c->part * r->pitch[slot]);
+}
 static inline int nki_contiguous(const run *r, const nki_tile *t, int m, int l) {
     const int64_t size = nki_types[t->dtype].size;
     return (l == 1 || nki_along(t->stride, r->dim_l) == size) && (m == 1 || nki_along(t->stride, r->dim_m) == l * size);

@@ -147,14 +147,14 @@ void nki_trees(const run *r, const op *o, const chunk *c) {
     int64_t stride[NKI_LANES], to_next[NKI_LANES];
     int alike = 1, m = c->m, l = c->l;
     for (int j = 0; j < o->count; j++) {
-        at[j] = c->tile[o->tile + j];
+        at[j] = nki_tile_at(r, c, o->tile + j);
         to_next[j] = nki_along(tiles[j].stride, r->dim_m);
         stride[j] = l == 1 ? to_next[j] : nki_along(tiles[j].stride, r->dim_l);
         alike &= tiles[j].dtype == NKI_F32 && stride[j] == stride[0] && to_next[j] == to_next[0];
     }
     if (l == 1) l = m, m = 1;
     const tree fast = alike && (stride[0] == 4 || stride[0] == 8) ? fast_tree(o->fn, o->count, at) : NULL;
-    float *d = r->slot[o->d];
+    float *d = nki_lanes_at(r, c, o->d);
     if (fast) {
         /* What a step adds to what has been read, some steps ahead: to the CPU the walk is no simple one. */
         const int64_t step = m > 1 ? to_next[0] : l * stride[0];
