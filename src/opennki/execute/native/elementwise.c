@@ -317,6 +317,13 @@ static void phases(const run *r, place_in *w, int rows) {
     }
 }
 
+/* Whether rows store to the same elements, such as the state that one leaves for the next: they run one after the other. */
+static int in_turn(const run *r) {
+    for (const nki_uop *u = r->k->uops, *end = u + r->k->n_uops; u < end; u++)
+        if ((u->code == NKI_STORE || u->code == NKI_STORE_RAW) && !nki_to_next_row(r, r->k->tiles[u->d].stride)) return 1;
+    return 0;
+}
+
 /* Chunks: along the innermost dimension, or, where it is short, over a few steps of the one around it; and rows of a block. */
 static void cut(run *r) {
     r->dim_l = r->inner > 0 ? r->rank - 1 : -1;
@@ -327,7 +334,7 @@ static void cut(run *r) {
     if (r->m == 1) r->dim_m = -1;
     r->whole = r->total > 0 && (int64_t)r->m * r->l == r->total;
     r->rows = r->chunk_rows = 1;
-    if (!r->whole || !r->outer) return;
+    if (!r->whole || !r->outer || in_turn(r)) return;
     const int64_t rows = r->shape[r->outer - 1], most = NKI_BLOCK / r->total;
     r->rows = (int)(most < NKI_BLOCK_ROWS ? most : NKI_BLOCK_ROWS);
     if (r->rows > rows) r->rows = (int)rows;

@@ -30,7 +30,8 @@ enum nki_dtype {
  * fold is there from the end of its phase on. Other registers live for one chunk of one phase. A register that has
  * one value per row (a constant, a load with stride 0 in all inner dimensions, functions of such) costs nothing per
  * element. The result is that of the program on whole rows, as long as tiles that are loaded and stored in one phase
- * are the same elements in the same order or do not overlap. Elements in memory are aligned to their size.
+ * are the same elements in the same order or do not overlap. Where a store has stride 0 from row to row, a row may load what the
+ * one before it has stored; otherwise rows go through the phases in blocks. Elements in memory are aligned to their size.
  *
  * Functions on bits (bitwise_*, invert, shifts) take raw lanes. Their elements have the width of field c (8, 16 or 32
  * bits), and the result is extended to the lane with its sign if field pad is 1, with zeros if it is 0. An immediate
