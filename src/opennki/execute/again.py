@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
+from opennki.errors import Loc
+from opennki.execute import record
 from opennki.execute.instruction import Instruction
-from opennki.execute.record import Part, Sym
+from opennki.execute.record import Sym
 from opennki.interpret.views import View
 from opennki.ir.affine import Affine
 
 if TYPE_CHECKING:
     from opennki.execute.lower import Lowering
-    from opennki.execute.sites import Site
+    from opennki.execute.sites import Part, Site
+
+
+class _Plan:
+    """What is asked of the plan of an instruction that is made again (see `interpret.steps.Plan`)."""
+
+    __slots__ = ("decl", "instr", "iteration", "loc", "mask_dims", "masker", "raw")
 
 
 class Pattern:
-    """A recorded instruction without what belongs to its kernel."""
+    """A recorded instruction without what belongs to its kernel. `first`: the number of its first view; `what`: what the views are."""
 
-    __slots__ = ("fields", "pairs", "plan", "views")
+    __slots__ = ("fields", "first", "pairs", "plan", "what")
 
     def __init__(self, one: Instruction) -> None:
-        self.views = [(v.dtype, v.itemsize, v.shape, v.strides, v.steps, v.bounds, v.what) for v in one.views[one.first :]]
-        known: dict[int, Sym] = {}
-        self.pairs = [(_moved(out, -one.first, known), _moved(value, -one.first, known)) for out, value in one.pairs]
-        plan = self.plan = copy.copy(one.plan)
-        of_kernel = ("instr", "loc", "layout", "inputs", "outputs", "lazy", "static")
-        for name in of_kernel:
-            plan.__dict__.pop(name, None)
+        self.first, self.pairs = one.first, one.pairs
+        self.what = [v.what for v in one.views[one.first :]]
+        plan = one.plan
+        self.plan = plan.decl, plan.iteration, plan.mask_dims, plan.raw
         self.fields = {
             "joins": one.joins, "single": one.single, "irregular": one.irregular, "whole": one.whole, "by_row": one.by_row,
             "narrow": one.narrow, "repeated": True,
@@ -54,28 +58,32 @@ def again(lowering: Lowering, like: Pattern, order: list[int], site: Site) -> In
     made = Instruction.__new__(Instruction)
     made.__dict__.update(like.fields)
     made.lowering, made.views, made.preds, made.indices = lowering, lowering.views, lowering.preds, lowering.indices
-    plan = made.plan = copy.copy(like.plan)
-    plan.instr = site.instr
-    plan.loc = lowering.tape.kernel.loc(site.instr.loc)
+    plan: Any = _Plan()
+    plan.decl, plan.iteration, plan.mask_dims, plan.raw = like.plan
+    plan.instr, plan.loc, plan.masker = site.instr, lowering.tape.kernel.loc(site.instr.loc), None
+    made.plan = plan
     views = lowering.views
     first = made.first = len(views)
     made.ranges = site.ranges
     made.touched, made.clips, made.guards, made.fetched, made.turned = [], [], [], [], {}
     made.axes = dict.fromkeys(range(first, first + len(order)), ())
-    for n, k in enumerate(order):
-        view = View.__new__(View)
-        view.access, view.slot, offset, terms = site.parts[k][:4]
-        view.loc = plan.loc
-        view.alloc, view.dims = view.access.alloc, view.access.dims
-        view.dtype, view.itemsize, view.shape, view.strides, view.steps, view.bounds, view.what = like.views[n]
-        view.dynamic = None
-        lowering.offsets[view] = Affine(offset, terms)
-        if not terms:
-            lowering.places[first + n] = view.slot, offset, terms, view.shape, view.strides, view.access.dtype
-        views.append(view)
+    for what, k in zip(like.what, order, strict=True):
+        views.append(placed(lowering, site.parts[k], what, plan.loc))
     known: dict[int, Sym] = {}
-    made.pairs = [(_moved(out, first, known), _moved(value, first, known)) for out, value in like.pairs]
+    shift = first - like.first
+    made.pairs = [(_moved(out, shift, known), _moved(value, shift, known)) for out, value in like.pairs]
     return made
+
+
+def placed(lowering: Lowering, part: Part, what: str, loc: Loc | None) -> View:
+    """The view of an operand whose place is known and inside of its tensor: enough for lowering, not for the interpreter."""
+    view = View.__new__(View)
+    access, slot, offset, terms, tile, _ = part
+    view.access, view.alloc, view.dims, view.shape = access, access.alloc, access.dims, access.shape
+    view.slot, view.what, view.loc, view.bounds, view.dynamic = slot, what, loc, [], None
+    view.dtype, view.itemsize, view.strides, view.steps = tile.dtype, tile.dtype.itemsize, tile.strides, tile.steps
+    lowering.offsets[view] = Affine(offset, terms)
+    return view
 
 
 def _moved(value: Sym, shift: int, known: dict[int, Sym]) -> Sym:
@@ -88,8 +96,8 @@ def _moved(value: Sym, shift: int, known: dict[int, Sym]) -> Sym:
         if source is not None and value.kind == "tile":
             if source.__class__ is int:
                 made.source = source + shift
-            elif source.__class__ is Part and source.base.__class__ is int:
-                made.source = Part(source.base + shift, source.offset)
+            elif source.__class__ is record.Part and source.base.__class__ is int:
+                made.source = record.Part(source.base + shift, source.offset)
         if value.args:
             made.args = tuple([_moved(a, shift, known) for a in value.args])
         found = known[id(value)] = made

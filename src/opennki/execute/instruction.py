@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 MAX_ADDRESSES = 16  # of a call that is a single kernel
 SINGLE = frozenset({"tile", "const", "pred", "index", "call", "select", "fold", "round"})  # what elementwise programs are made of
 WHOLE = frozenset({"matmul", "scan", "pfold"})  # kernels of their own, over tiles
+_PLAIN = frozenset({type(None), bool, str, int, float, Access})  # operands that are no expressions
 DIRECT = SINGLE | WHOLE | {"exact"}
 
 
@@ -228,6 +229,8 @@ class Instruction:
         """Operands that are expressions of loop indices."""
         plan = self.plan
         for param, value in zip(plan.decl.params, plan.instr.operands, strict=True):
+            if value.__class__ in _PLAIN and param.spec.__class__ is not Plumbing:
+                continue
             if isinstance(param.spec, Plumbing):
                 if param.spec.kind == "stream":
                     kw[param.name] = Stream(plan.instr.call, tuple(self.lowering.loops))

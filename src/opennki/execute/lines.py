@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from opennki.execute.again import again
+from opennki.execute.again import again, placed
 from opennki.execute.build import cpu_level
 from opennki.execute.calls import Call
 from opennki.execute.group import MAX_GROUP, Group
@@ -21,6 +21,7 @@ from opennki.execute.record import Unsupported
 from opennki.execute.sites import Form, Part, Site, Tile, constant, predicates, relation
 from opennki.execute.templates import ASIS, Node, give_back, take
 from opennki.interpret.steps import Plan
+from opennki.interpret.views import View
 from opennki.ir.affine import Affine, Range, Var
 from opennki.ir.nodes import Access, Alloc, Instr, statements
 from opennki.isa.declare import ISA
@@ -160,9 +161,14 @@ class Lines:
             site.real = again(self.lowering, form.pattern, form.order, site)
         if site.real is None:
             lowering, tape = self.lowering, self.lowering.tape
-            instr = site.instr
-            plan = Plan(instr, lowering.layout, site.ranges, tape.kernel.loc(instr.loc), set(), lowering.loops, tape.seed, ())
+            instr, parts = site.instr, {id(part[0]): part for part in site.parts}
+
+            def view(access: Access, layout: Any, ranges: Any, what: str, loc: Any, masked: bool = False) -> View:
+                return placed(lowering, parts[id(access)], what, loc)
+
+            plan = Plan(instr, lowering.layout, site.ranges, tape.kernel.loc(instr.loc), set(), lowering.loops, tape.seed, (), view)
             site.real = Instruction(lowering, plan, site.ranges)
+            site.real.repeated = True  # its plan is not enough for the interpreter
             site.real.record()
         return site.real
 

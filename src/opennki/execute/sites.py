@@ -18,12 +18,14 @@ Part = tuple[Access, int, int, Any, "Tile", Any]
 class Tile:
     """The form of an operand. `dims`: for each dimension of the tensor the bytes from one index to the next, and the least and the
     greatest index that its tile may begin at; `place`: what has to be equal, besides where it begins, for two operands to be the same
-    elements in the same order; `shared`: it is on chip, and large enough for those who read it to be one."""
+    elements in the same order; `shared`: it is on chip, and large enough for those who read it to be one; `dtype`, `steps`, `strides`: as a
+    view of it has them."""
 
-    __slots__ = ("dims", "empty", "number", "place", "reach", "shared")
+    __slots__ = ("dims", "dtype", "empty", "number", "place", "reach", "shared", "steps", "strides")
 
     def __init__(self, number: int, access: Access, places: dict[Any, int]) -> None:
-        item = dtypes.itemsize(access.dtype)
+        self.dtype = dtypes.storage(access.dtype)
+        item = self.dtype.itemsize
         self.number = number
         strides = [0] * len(access.shape)
         dims = []
@@ -35,10 +37,12 @@ class Tile:
                 strides[j] += s * unit
             unit *= size
         self.dims = dims[::-1]
+        self.steps = tuple([unit // item for unit, _, _ in self.dims])
+        self.strides = tuple(strides)
         self.empty = 0 in access.shape
         self.shared = access.alloc.on_chip and access.size > access.shape[0]
-        self.reach: Reach = reach_of(access.shape, tuple(strides), item)
-        self.place = places.setdefault((access.shape, tuple(strides), access.dtype), len(places))
+        self.reach: Reach = reach_of(access.shape, self.strides, item)
+        self.place = places.setdefault((access.shape, self.strides, access.dtype), len(places))
 
 
 class Form:

@@ -56,12 +56,17 @@ def _shape_for(words: tuple[str, ...], shape: tuple[int, ...], iteration: tuple[
     return None if wanted == shape else wanted
 
 
+_PLAIN = frozenset({type(None), bool, str})  # operands that are themselves, whatever the parameter, unless it is of these:
+_APART = frozenset({Plumbing, Register})
+
+
 class Plan:
-    """What is known of an instruction before it runs."""
+    """What is known of an instruction before it runs. view: makes the views of operands and results; a plan that is only looked at needs no
+    more of them than where they are."""
 
     def __init__(self, instr: Instr, layout: Layout, ranges: dict[Var, Range], loc: Loc | None, tracked: set[Any],
-                 stream: list[int], seed: int, suspects: tuple[Any, ...] = ()) -> None:
-        self.instr, self.loc = instr, loc
+                 stream: list[int], seed: int, suspects: tuple[Any, ...] = (), view: Callable[..., View] = View) -> None:
+        self.instr, self.loc, self.view = instr, loc, view
         decl = self.decl = ISA[instr.op]
         self.layout = layout
         info = call_view(decl, instr.operands, instr.engine, instr.results[0].dtype if instr.results else None)
@@ -75,16 +80,19 @@ class Plan:
         self.iteration = iteration_shape(decl, instr)
         out_views: list[tuple[View, str]] = []
         for access in instr.results:
-            out_views.append((View(access, layout, ranges, f"{instr.op}: result", loc, masked), "result"))
+            out_views.append((view(access, layout, ranges, f"{instr.op}: result", loc, masked), "result"))
         registers: list[tuple[View, str]] = []
         skip = bool(instr.operands[decl.index["oob_mode"]]) if "oob_mode" in decl.index else False
         for param, value in zip(decl.params, instr.operands, strict=True):
-            self._operand(param, value, raw, ranges, out_views, registers, skip, stream, seed)
-        for view, _ in out_views:
-            if view.dynamic is not None:
-                view.dynamic.skip = skip
-        for view, name in out_views + registers:
-            self.outputs.append((view, self._writer(view), name))
+            if value.__class__ in _PLAIN and param.spec.__class__ not in _APART:
+                self.static[param.name] = value
+            else:
+                self._operand(param, value, raw, ranges, out_views, registers, skip, stream, seed)
+        for made, _ in out_views:
+            if made.dynamic is not None:
+                made.dynamic.skip = skip
+        for made, name in out_views + registers:
+            self.outputs.append((made, self._writer(made), name))
         for op in self.inputs:
             op.fit = _shape_for(op.words, op.view.shape, self.iteration)
         self.masker = Masker(instr.mask, self.iteration, layout) if masked else None
@@ -124,13 +132,13 @@ class Plan:
                 self.static[name] = None
             return
         if isinstance(spec, Register):
-            view = View(value, layout, ranges, f"{decl.name}: {name}", self.loc)
+            view = self.view(value, layout, ranges, f"{decl.name}: {name}", self.loc)
             op = Operand(name, view, ("P", "1"), False, True, (0, None))
             self.inputs.append(op)
             registers.append((view, name))
             return
         if isinstance(value, Access):
-            view = View(value, layout, ranges, f"{decl.name}: {name}", self.loc, bool(self.instr.mask))
+            view = self.view(value, layout, ranges, f"{decl.name}: {name}", self.loc, bool(self.instr.mask))
             if view.dynamic is not None:
                 view.dynamic.skip = skip
             reads = reads_of(decl, param, self.instr.operands)
