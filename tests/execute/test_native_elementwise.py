@@ -487,3 +487,48 @@ def test_assembly_refuses_what_does_not_fit():
         elementwise(4, 3, (1,) * 7, [], [])
     with pytest.raises(ValueError, match="do not fit"):
         elementwise(1, 1, (2, 2), [], [((4,), "float32")])
+
+
+@pytest.mark.parametrize("pad", [0, 5])
+@pytest.mark.parametrize("rows", [1, 8, 33, 70])
+@pytest.mark.parametrize("n", [1, 3, 40, 300, 512, 1024, 1100])
+def test_rows_go_through_the_phases_in_blocks(lib, rows, n, pad):
+    """Rows side by side and apart, one value per row, a fold of each, a row that is kept, results in place and in bfloat16."""
+    x, out = random((rows, n + pad))[:, :n], np.zeros((rows, n + pad), STORAGE["bfloat16"])[:, :n]
+    x[rows // 2, n // 2] = np.nan
+    scale, largest, total = random((rows, 1), seed=1), np.zeros((rows, 1), np.float32), np.zeros((rows, 1), np.float32)
+    y = x.copy() if pad else x
+    first = [uop(L, 0, 0), uop(L, 1, 1), uop(abi.FUNC, 2, 0, 1, fn="multiply"), uop(abi.FOLD, 3, 2, fn="maximum"), uop(abi.KEEP, 0, 2)]
+    between = [uop(abi.FUNC, 4, 3, fn="add", imm=0.5), uop(S, 2, 3)]
+    last = [uop(abi.KEPT, 5, 0), uop(abi.FUNC, 6, 5, 4, fn="subtract"), uop(abi.FOLD, 7, 6, fn="add"), uop(S, 4, 6), uop(S, 5, 6)]
+    wide = (np.broadcast_to(col, x.shape) for col in (scale, largest, total))
+    tiles = [(x, "float32"), *((w, "float32") for w in wide), (y, "float32"), (out, "bfloat16")]
+    scaled = x * scale
+    maximum = reduce_free(scaled, "maximum", 1, keepdims=True)
+    want = scaled - (maximum + np.float32(0.5))
+    run(lib, 1, 1, [(False, first), (True, between), (False, last), (True, [uop(S, 3, 7)])], tiles)
+    native.assert_same(largest, maximum)
+    native.assert_same(y, want)
+    native.assert_same(out, dtypes.from_float32(want, "bfloat16"))
+    native.assert_same(total, reduce_free(want, "add", 1, keepdims=True))
+
+
+def test_rows_that_store_to_one_place_run_in_turn(lib):
+    x, out, state = random((40, 6)), np.zeros((40, 6), np.float32), np.zeros((1, 6), np.float32)
+    ops = [uop(L, 0, 0), uop(L, 1, 1), uop(abi.FUNC, 2, 1, 0, fn="add"), uop(S, 1, 2), uop(S, 2, 2)]
+    run(lib, 1, 1, [(False, ops)], [(x, "float32"), (np.broadcast_to(state, x.shape), "float32"), (out, "float32")])
+    native.assert_same(out, np.add.accumulate(x, axis=0))
+
+
+@pytest.mark.parametrize("base", [-1, 0])
+def test_a_choice_that_is_the_same_everywhere(lib, base):
+    """A predicate without strides, as that of a branch."""
+    x, out, total = random((9, 70)), np.zeros((9, 70), np.float32), np.zeros((9, 1), np.float32)
+    ops = [uop(L, 0, 0), uop(abi.FUNC, 1, 0, fn="exp"), uop(abi.PRED, 2, 0), uop(abi.SELECT, 3, 1, 0, 2), uop(abi.FOLD, 4, 3, fn="add"),
+           uop(abi.KEEP, 0, 3)]  # fmt: skip
+    phases = [(False, ops), (False, [uop(abi.KEPT, 5, 0), uop(S, 1, 5)]), (True, [uop(S, 2, 4)])]
+    tiles = [(x, "float32"), (out, "float32"), (np.broadcast_to(total, x.shape), "float32")]
+    run(lib, 1, 1, phases, tiles, preds=[(0, 0)], bases=((base,), ()))
+    want = native.call(lib, "exp", x) if base >= 0 else x
+    native.assert_same(out, want)
+    native.assert_same(total, reduce_free(want, "add", 1, keepdims=True))

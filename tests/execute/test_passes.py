@@ -260,3 +260,63 @@ def test_threads_share_merged_blocks(monkeypatch):
         Prepared(ir, "off", native=native).run([x], [out])
         outs.append(out)
     assert all((o == x * np.float32(2.5) + x).all() for o in outs)
+
+
+# ---- branches ----
+def causal(x):
+    """A straight line with a branch in it: blocks on the diagonal are masked in place."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    sums = nl.ndarray((x.shape[0], x.shape[1] // 32), dtype=x.dtype, buffer=nl.shared_hbm)
+    for i in nl.affine_range(x.shape[0] // 32):
+        for j in nl.sequential_range(x.shape[1] // 32):
+            part = nl.ds(i * 32, 32), nl.ds(j * 32, 32)
+            scores = nl.ndarray((32, 32), dtype=nl.float32)
+            scores[...] = nl.multiply(nl.load(x[part]), 0.25)
+            if i // 2 == j // 2:
+                row, column = nl.mgrid[0:32, 0:32]
+                scores[...] = nisa.affine_select(
+                    pred=(i * 32 + row >= j * 32 + column), on_true_tile=scores, on_false_value=-3.0
+                )
+            nl.store(sums[nl.ds(i * 32, 32), nl.ds(j, 1)], nl.sum(scores, axis=1, keepdims=True))
+            nl.store(out[part], nl.subtract(scores, 1.0))
+    return out, sums
+
+
+def computed(x):
+    """The branch makes the tile from another one, and what comes after reads both."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for i in nl.affine_range(x.shape[0] // 16):
+        tile = nl.load(x[nl.ds(i * 16, 16)])
+        other = nl.ndarray(tile.shape, dtype=nl.float32)
+        other[...] = nl.add(tile, 1.0)
+        if i >= 2:
+            other[...] = nl.multiply(tile, tile)
+        nl.store(out[nl.ds(i * 16, 16)], nl.multiply(other, tile))
+    return out
+
+
+@pytest.mark.parametrize("fn", [causal, computed])
+def test_a_line_goes_on_over_a_branch(fn):
+    x = normal(128, 128)
+    ir = traced(fn, x)
+    assert both(ir, [x])
+    tree = shown(ir)
+    assert "select" in tree and tree.count("ew") == 1, tree
+
+
+def narrow(x):
+    """A branch around an instruction with a mask."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for i in nl.affine_range(x.shape[0] // 16):
+        tile = nl.add(nl.load(x[nl.ds(i * 16, 16)]), 1.0, dtype=nl.bfloat16)
+        if i >= 2:
+            tile[...] = nl.multiply(tile, tile, mask=nl.arange(16)[:, None] < 9)
+        nl.store(out[nl.ds(i * 16, 16)], tile)
+    return out
+
+
+def test_a_branch_around_a_masked_instruction_stays():
+    x = normal(64, 40)
+    ir = traced(narrow, x)
+    assert both(ir, [x])
+    assert "if " in shown(ir)

@@ -14,7 +14,7 @@ from opennki.execute.calls import Call, is_far
 from opennki.execute.forms import TRANSLATOR, select
 from opennki.execute.places import Reach, reach_of
 from opennki.execute.program import Program, compile_values
-from opennki.execute.record import INT64, Part, Sym, Unsupported, const, tile
+from opennki.execute.record import FLOAT, INT64, Part, Sym, Unsupported, const, tile
 from opennki.execute.steps import Steps
 from opennki.execute.values import in_order, leaves
 from opennki.interpret.steps import Operand, Plan, turned
@@ -105,6 +105,25 @@ class Instruction:
         self.joins = self.single and not (
             self.clips or self.guards or any(v.bounds for v in self.views[self.first :]) or self.overlap(self.pairs)
         )
+
+    def under(self, tests: tuple[Affine, ...]) -> None:
+        """Results that are stored where no expression is negative, else what is in their tiles. Raises Unsupported."""
+        if not self.joins:
+            raise Unsupported("a branch around what is not elementwise")
+        for n, (out, value) in enumerate(self.pairs):
+            view = self.views[out.source]
+            there = tile(out.source, out.shape, out.strides, view.dtype, False)
+            if not _kept(there, out, view.access.dtype) or (value.raw and value.kind != "tile"):
+                raise Unsupported("a result in a branch that float32 does not hold")
+            value = Sym("tile", value.shape, FLOAT, strides=value.strides, source=value.source) if value.raw else value
+            if value.kind != "const" and value.shape != out.shape:
+                value = value.reshape(out.shape)
+            for test in tests:
+                self.preds.append((test, (0,) * len(out.shape)))
+                holds = Sym("pred", out.shape, np.dtype(bool), strides=(0,) * len(out.shape), source=len(self.preds) - 1)
+                value = select(holds, value, there)
+            self.pairs[n] = out, value
+        self.calls(self.pairs)  # the interpreter would not know of the branch
 
     def overlap(self, pairs: list[tuple[Sym, Sym]]) -> bool:
         """Whether results share memory: then the later one counts."""

@@ -81,12 +81,13 @@ class Lines:
         found = self.plain[op] = not (decl.random or decl.suspends or decl.family in ("print", "sync", "collective"))
         return found
 
-    def site(self, instr: Instr, ranges: dict[Var, Range]) -> Site | None:
-        """An instruction as one of its form; None where it has to be looked at by itself."""
+    def site(self, instr: Instr, ranges: dict[Var, Range], tests: tuple[Affine, ...] = ()) -> Site | None:
+        """An instruction as one of its form; None where it has to be looked at by itself. `tests`: those of branches that
+        it is in, but shall not stay in (see `Instruction.under`)."""
         plain = self.plain.get(instr.op)
         if not (self._is_plain(instr.op) if plain is None else plain):
             return None
-        site = Site(instr, ranges)
+        site = Site(instr, ranges, tests)
         parts = site.parts
         key: list[Any] = [instr.op, instr.engine]
         for value in (*instr.results, *instr.operands):
@@ -107,6 +108,9 @@ class Lines:
             key.append(predicates(instr.mask, site.exprs))
         if len({part[1] for part in parts}) < len(parts):  # how they relate to each other
             key += [(i, j, relation(p, q[2], q[3], q[4])) for i, p in enumerate(parts) for j, q in enumerate(parts[:i]) if p[1] == q[1]]
+        if tests:
+            key.append(("if", len(tests)))
+            site.exprs += tests
         if len(site.exprs) > 1:
             ids = [id(e) for e in site.exprs]
             key.append(tuple([ids.index(i) for i in ids]))  # which are the same object
@@ -170,6 +174,8 @@ class Lines:
             site.real = Instruction(lowering, plan, site.ranges)
             site.real.repeated = True  # its plan is not enough for the interpreter
             site.real.record()
+            if site.tests:
+                site.real.under(site.tests)
         return site.real
 
     # ---- the open lines ----
@@ -197,6 +203,12 @@ class Lines:
                 return
         if self.count > MAX_GROUP:
             self._close(min(self.open, key=_order))
+
+    def join(self, site: Site) -> bool:
+        """Append an instruction to the one line that it meets, if there is one that it joins."""
+        self.order += 1
+        met, found = self._met(site)
+        return site.form.joins and len(met) == 1 and self.count <= MAX_GROUP and self._joined(met[0], site, found)
 
     def _line(self) -> _Line:
         line = _Line(self.table.root, self.order)

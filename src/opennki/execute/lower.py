@@ -196,11 +196,31 @@ class Lowering:
         self.loops.pop()
 
     def branch(self, branch: If, ranges: dict[Var, Range]) -> None:
+        if self.joined(branch, ranges):
+            return
         self.segment()
         test = self.linear(branch.pred.expr)
         then = self.inside(branch.then, narrowed(ranges, branch.pred) or ranges)
         orelse = self.inside(branch.orelse, narrowed(ranges, branch.pred.negated()) or ranges)
         self.out.append(Branch(test, then, orelse))
+
+    def joined(self, branch: If, ranges: dict[Var, Range]) -> bool:
+        """Put the one instruction of a branch, or of branches in each other, into the straight line before it, if it joins that: what it
+        stores is then a choice between its result and what is there, which a run makes before it starts."""
+        if self.limit is not None or self.group.ones or self.watch.cells:
+            return False
+        tests: list[Affine] = []
+        stmt: Stmt = branch
+        while isinstance(stmt, If):
+            if stmt.orelse or len(stmt.then) != 1:
+                return False
+            tests.append(stmt.pred.expr)
+            stmt = stmt.then[0]
+        site = self.lines.site(stmt, ranges, tuple(tests)) if isinstance(stmt, Instr) else None
+        if site is None or not self.lines.join(site):
+            return False
+        self.seen.append(site.instr)
+        return True
 
     def do_while(self, loop: DoWhile, ranges: dict[Var, Range]) -> None:
         assert loop.cond is not None

@@ -75,12 +75,13 @@ class Form:
 
 class Site:
     """One instruction of a line. `parts`: for each of its accesses the access, the slot of its tensor, where in it it begins (bytes, and
-    terms), its form, and a name that is equal for equal places. `exprs`: the expressions of its masks, and those that are operands."""
+    terms), its form, and a name that is equal for equal places. `exprs`: the expressions of its masks, and those that are operands;
+    `tests`: those of the branches that it is in, if it shall not stay there (the last ones of `exprs`)."""
 
-    __slots__ = ("exprs", "form", "instr", "order", "parts", "ranges", "real")
+    __slots__ = ("exprs", "form", "instr", "order", "parts", "ranges", "real", "tests")
 
-    def __init__(self, instr: Instr, ranges: dict[Var, Range]) -> None:
-        self.instr, self.ranges = instr, ranges
+    def __init__(self, instr: Instr, ranges: dict[Var, Range], tests: tuple[Affine, ...] = ()) -> None:
+        self.instr, self.ranges, self.tests = instr, ranges, tests
         self.parts: list[Part] = []
         self.exprs: list[Affine] = []
         self.form: Any = None

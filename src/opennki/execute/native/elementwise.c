@@ -128,8 +128,51 @@ static int assign(run *r, const nki_phase *p, int32_t *buffer, int32_t *idle, in
     return buffers;
 }
 
+/* ---- choices that are made before anything runs --------------------------------------------------------------------
+ * A predicate that is the same everywhere is that of a branch. `chosen`: of each selection by one, the register that is the result, else
+ * -1; `without`: what then nothing needs. `known`: of registers their truth, and then whether they are needed. */
+static int same_everywhere(const run *r, const int64_t *stride) {
+    for (int i = 0; i < r->rank; i++)
+        if (stride[i] && r->shape[i] > 1) return 0;
+    return 1;
+}
+static void decide(const run *r, const int64_t *pred, int32_t *known, int32_t *chosen, int8_t *without) {
+    const nki_ew *k = r->k;
+    int any = 0;
+    memset(without, 0, (size_t)k->n_uops);
+    memset(chosen, 0xff, (size_t)k->n_uops * sizeof *chosen);
+    for (int i = 0; i < k->n_preds; i++) any |= same_everywhere(r, k->preds[i].stride);
+    if (!any) return;
+    memset(known, 0xff, (size_t)k->n_registers * sizeof *known);
+    for (int i = 0; i < k->n_uops; i++) {
+        const nki_uop *u = &k->uops[i];
+        if (u->code == NKI_STORE || u->code == NKI_STORE_RAW || u->code == NKI_KEEP) continue;
+        if (u->code == NKI_SELECT && u->a >= 0 && u->b >= 0 && u->c >= 0 && known[u->c] >= 0) chosen[i] = known[u->c] ? u->a : u->b;
+        known[u->d] = u->code == NKI_PRED && same_everywhere(r, k->preds[u->a].stride) ? pred[u->a] >= 0 : -1;
+    }
+    memset(known, 0, (size_t)k->n_registers * sizeof *known);
+    for (int i = k->n_uops - 1; i >= 0; i--) {
+        const nki_uop *u = &k->uops[i];
+        const int stores = u->code == NKI_STORE || u->code == NKI_STORE_RAW || u->code == NKI_KEEP;
+        if (!stores) {
+            without[i] = !known[u->d];
+            known[u->d] = 0;
+            if (without[i]) continue;
+        }
+        if (chosen[i] >= 0) {
+            known[chosen[i]] = 1;
+            continue;
+        }
+        const int leaf = u->code == NKI_LOAD || u->code == NKI_LOAD_RAW || u->code == NKI_PRED || u->code == NKI_INDEX || u->code == NKI_KEPT ||
+                         u->code == NKI_TREE || u->code == NKI_CONST;
+        if (!leaf && u->a >= 0) known[u->a] = 1;
+        if ((u->code == NKI_FUNC || u->code == NKI_SELECT || u->code == NKI_EXACT) && u->b >= 0) known[u->b] = 1;
+        if ((u->code == NKI_SELECT || stores) && u->c >= 0) known[u->c] = 1;
+    }
+}
+
 /* Returns the number of chunk buffers. `buffer`: of each slot, all -1; `current` and `idle`: room for the registers. */
-static int prepare(run *r, char *const *at, int32_t *buffer, int32_t *current, int32_t *idle, int32_t *row_kept) {
+static int prepare(run *r, char *const *at, const int32_t *chosen, const int8_t *without, int32_t *buffer, int32_t *current, int32_t *idle, int32_t *row_kept) {
     const nki_ew *k = r->k;
     int folds = 0, buffers = 0;
     for (int i = 0; i < k->n_registers; i++) current[i] = -1;
@@ -139,6 +182,11 @@ static int prepare(run *r, char *const *at, int32_t *buffer, int32_t *current, i
             const nki_uop *u = &k->uops[i];
             op *o = &r->ops[i];
             *o = (op){.code = u->code, .fn = u->fn, .d = -1, .a = -1, .b = -1, .c = -1};
+            if (chosen[i] >= 0 || without[i]) {
+                if (!without[i]) current[u->d] = current[chosen[i]];
+                o->code = NKI_CONST, o->uniform = 1;
+                continue;
+            }
             const int64_t *stride = NULL;
             int uniform = 1, makes = 1, store = 0;
 #define READ(x) (o->x = u->x < 0 ? row_slot(r, u->imm) : current[u->x])
@@ -196,7 +244,7 @@ static int prepare(run *r, char *const *at, int32_t *buffer, int32_t *current, i
             current[u->d] = o->d;
         }
         for (int i = p->first; i < p->first + p->count; i++)
-            if (k->uops[i].code == NKI_FOLD) current[k->uops[i].d] = r->ops[i].d;
+            if (r->ops[i].code == NKI_FOLD) current[k->uops[i].d] = r->ops[i].d;
         if (!p->row) {
             place(r, at, p);
             buffers = assign(r, p, buffer, idle, buffers);
@@ -369,7 +417,7 @@ void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, cons
     const size_t slots = 4 * (size_t)k->n_uops + 1, registers = (size_t)k->n_registers + 1;
     const size_t need = (size_t)k->n_uops * (sizeof(nki_lanes) + sizeof(op)) +
                         slots * (sizeof(float *) + (size_t)r.rows * sizeof(float) + sizeof(int64_t) + sizeof(*r.used) + sizeof(int32_t) + 2) +
-                        2 * (registers + slots) * sizeof(int32_t) + (size_t)k->n_kept * sizeof(int32_t) +
+                        (3 * registers + 2 * slots + (size_t)k->n_uops) * sizeof(int32_t) + (size_t)k->n_uops + (size_t)k->n_kept * sizeof(int32_t) +
                         (size_t)k->n_tiles * sizeof(char *) + (size_t)(k->n_preds + k->n_indices) * sizeof(int64_t) + 256;
     char stack[ON_STACK] __attribute__((aligned(64)));
     char *heap = NULL, *p = stack;
@@ -379,7 +427,8 @@ void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, cons
         p = heap + (-(uintptr_t)heap & 63);
     }
     place_in w;
-    int32_t *buffer, *current, *idle, *row_kept;
+    int32_t *buffer, *current, *idle, *row_kept, *chosen, *known;
+    int8_t *without;
 #define TAKE(what, count) ((what) = (void *)p, p += (count) * sizeof(*(what)))
     TAKE(r.folds, k->n_uops);
     TAKE(r.slot, slots);
@@ -394,8 +443,11 @@ void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, cons
     TAKE(current, registers);
     TAKE(idle, 2 * slots);
     TAKE(row_kept, k->n_kept);
+    TAKE(known, registers);
+    TAKE(chosen, k->n_uops);
     TAKE(r.is_row, slots);
     TAKE(r.is_narrow, slots);
+    TAKE(without, k->n_uops);
 #undef TAKE
     for (int i = 0; i < k->n_tiles; i++) w.tile[i] = at[i];
     for (int i = 0; i < k->n_preds; i++) w.pred[i] = pred_base[i];
@@ -403,7 +455,8 @@ void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, cons
     for (int i = 0; i < r.rank; i++) move(&r, &w, i, begin[i]);
     memset(r.is_narrow, 0, slots);
     memset(buffer, 0xff, slots * sizeof *buffer);
-    const int buffers = prepare(&r, w.tile, buffer, current, idle, row_kept);
+    decide(&r, w.pred, known, chosen, without);
+    const int buffers = prepare(&r, w.tile, chosen, without, buffer, current, idle, row_kept);
     const size_t floats = (size_t)(buffers + 4) * NKI_CHUNK + (size_t)(k->n_kept * r.rows * r.total);
     float vectors[VECTORS_ON_STACK / sizeof(float)] __attribute__((aligned(64)));
     char *more = NULL;

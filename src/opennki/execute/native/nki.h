@@ -38,6 +38,8 @@ enum nki_dtype {
  * operand is then the bits of imm, as it is for NKI_EXACT. Truth (of c in NKI_SELECT and the stores) is that of a
  * float32: not +0 and not -0.
  *
+ * A selection by a predicate that is the same everywhere in a run is decided before it: what only the other side needs is not computed.
+ *
  * What an element phase computes for the whole row can be kept for later phases (NKI_KEEP, NKI_KEPT). A load or store with
  * pad = 1 is of a tensor in main memory that exceeds the caches: the next row is asked for early, and results go past them.
  */

@@ -105,6 +105,7 @@ static void put(const run *r, const op *o, char *d, int64_t sm, int64_t sl, cons
     const nki_type *type = &nki_types[t->dtype];
     const nki_storer f = o->code == NKI_STORE_RAW ? type->store_raw : type->store;
     const int as_it_is = type->size == 4 && (t->dtype == NKI_F32 || o->code == NKI_STORE_RAW);
+    if (d == (const char *)a) return; /* read where it is, and it stays there */
     if (!mask && m > 1 && sl == 4 && as_it_is) {
         rows_of_bytes(d, sm, (const char *)a, l * 4, m, (size_t)l * 4);
         return;
