@@ -10,7 +10,7 @@
 #else
 #define ROWS 8
 #endif
-#define PIECE 256
+#define PIECE 128
 #define PITCH (PIECE + 16) /* floats from row to row of the buffer */
 
 /* The next pieces of the rows of x, y and the result: bytes from row to row and from element to element. They are on their way to the
