@@ -174,7 +174,7 @@ def many_dimensions(x):
     """Two lines, together too long for one, of what native code has not enough dimensions for; an instruction meets both."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     one, two = (nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf) for _ in range(2))
-    some = (slice(None), *[slice(0, 2)] * 6)
+    some = (slice(None), *[slice(0, 2)] * (len(x.shape) - 1))
     one[...] = nl.load(x)
     two[...] = nl.load(x)
     nl.store(out, one)
@@ -187,10 +187,18 @@ def many_dimensions(x):
 
 
 def test_a_line_that_the_interpreter_gets_while_another_is_open():
-    x = np.random.default_rng(0).standard_normal((4, *[3] * 6)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((4, *[3] * 8)).astype(np.float32)
     made = traced(many_dimensions, x)
     left = executor_of(tape_of(made, Checks.of("off"))).lowering.fallbacks
     assert {instr.op for instr, _, _ in left} >= {"tensor_scalar", "tensor_tensor"}
+    assert both(made, [x])
+
+
+@pytest.mark.parametrize("rank", [7, 8])
+def test_dimensions_that_native_code_has(rank):
+    x = np.random.default_rng(0).standard_normal((4, *[3] * (rank - 1))).astype(np.float32)
+    made = traced(many_dimensions, x)
+    assert not executor_of(tape_of(made, Checks.of("off"))).lowering.fallbacks
     assert both(made, [x])
 
 

@@ -484,7 +484,7 @@ def test_long_programs_take_their_storage_from_the_heap(lib):
 
 def test_assembly_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="at most"):
-        elementwise(4, 3, (1,) * 7, [], [])
+        elementwise(5, 4, (1,) * 9, [], [])
     with pytest.raises(ValueError, match="do not fit"):
         elementwise(1, 1, (2, 2), [], [((4,), "float32")])
 

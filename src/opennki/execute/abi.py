@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from opennki.isa.scalar import SCALAR
 
-ABI = 1
-RANK = 6
+ABI = 2
+RANK = 8
 CHUNK = 1024
 SHORT = 64  # elements below which a row is taken together with its neighbours
 

@@ -14,7 +14,7 @@ WIDE = (
     "load", "store", "const", "index", "select", "add", "subtract", "multiply", "maximum", "minimum", "equal", "not_equal", "less",
     "less_equal", "greater", "greater_equal",
 )  # fmt: skip
-AXES = 6
+AXES = RANK
 
 
 def _i32(*names: str) -> list[tuple[str, Any]]:

@@ -242,6 +242,8 @@ def _fetch(steps: Steps, source: int, tile_: Sym, truth: Sym | None, scatters: b
     dynamic = view.dynamic
     assert dynamic is not None
     rank = len(view.shape)
+    if rank > abi.RANK:
+        raise Unsupported("too many dimensions")
     what = S.Fetch()
     what.rank, what.width, what.scatter, what.skip = rank, view.itemsize, int(scatters), int(dynamic.skip)
     what.masked = int(scatters and truth is not None)

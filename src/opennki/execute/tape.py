@@ -232,11 +232,12 @@ def scratch_of(call: Call) -> int:
     return int(call.what.scratch) if call.kind == abi.K_STEPS else 0
 
 
-_CALL, _OP = struct.Struct("=iiQ6q8i5Q"), struct.Struct("=4iq")
+_CALL, _OP = struct.Struct(f"=iiQ{abi.RANK}q8i5Q"), struct.Struct("=4iq")
 CALL = np.dtype([
-    ("kind", "i4"), ("rank", "i4"), ("what", "u8"), ("shape", "i8", 6), ("counts", "i4", 5), ("whole", "i4"), ("keep", "i4", 2),
+    ("kind", "i4"), ("rank", "i4"), ("what", "u8"), ("shape", "i8", abi.RANK), ("counts", "i4", 5), ("whole", "i4"), ("keep", "i4", 2),
     ("addresses", "u8"), ("bounds", "u8"), ("clips", "u8"), ("preds", "u8"), ("indices", "u8"),
 ])  # fmt: skip
 assert _CALL.size == C.sizeof(abi.Call) == CALL.itemsize and _OP.size == C.sizeof(abi.OpStruct)
-assert [C.sizeof(kind) // 8 for kind in (abi.Address, abi.Bound, abi.Clip, abi.AffineExpr, abi.Term, abi.Keep)] == [3, 12, 4, 2, 2, 2]
+_SIZES = {abi.Address: 3, abi.Bound: abi.RANK + 6, abi.Clip: 4, abi.AffineExpr: 2, abi.Term: 2, abi.Keep: 2}
+assert all(C.sizeof(kind) == 8 * size for kind, size in _SIZES.items())
 _PADS = [(0,) * (abi.RANK - rank) for rank in range(abi.RANK + 1)]

@@ -25,7 +25,7 @@ from opennki.execute.step_layout import Made, What
 from opennki.execute.tape import CALL, Image
 
 MARK = b"ONKItape"
-FORMAT = 1
+FORMAT = 2
 MOST = 256 << 20  # bytes of a file
 _HEAD = struct.Struct("<8s32sII")  # mark, checksum of what follows it, format, bytes of the header
 _TABLES = ("addresses", "bounds", "clips", "exprs", "affines", "tests", "terms", "keeps")
@@ -263,7 +263,7 @@ def _checked(image: Image, names: list[str]) -> None:
         return table
 
     addresses, tests, affines = rows("addresses", 3), rows("tests", 3), rows("affines", 2)
-    places = {"addresses": (addresses, 24), "bounds": (rows("bounds", 12), 96), "clips": (rows("clips", 4), 32)}
+    places = {"addresses": (addresses, 24), "bounds": (rows("bounds", abi.RANK + 6), 8 * (abi.RANK + 6)), "clips": (rows("clips", 4), 32)}
     exprs = rows("exprs", 2)
     for table in (addresses, tests):
         _need(((table[:, 2] >= 0) & (table[:, 2] < image.n_buffers)).all(), "a slot")

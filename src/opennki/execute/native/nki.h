@@ -10,8 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NKI_ABI 1
-#define NKI_RANK 6     /* iteration dimensions of a tile, after those that belong together are joined */
+#define NKI_ABI 2
+#define NKI_RANK 8     /* iteration dimensions of a tile, after those that belong together are joined */
 #define NKI_CHUNK 1024 /* elements of a vector register */
 #define NKI_LANES 32   /* lanes of a reduction: element index mod 32, then a binary tree (design "Numerics") */
 

@@ -51,7 +51,7 @@ int64_t nki_steps_run(const nki_steps *k, char *const *at, const int64_t *preds,
  * of the tile. A gather with `skip` writes whether the element is inside (those outside are element 0); a scatter leaves out
  * what is outside, and, with `masked`, elements whose byte is 0. Without `skip` an index outside is an error; wrong: the
  * dimension, the first such index, and the first such element of the flattened tensor. */
-#define NKI_AXES 6
+#define NKI_AXES NKI_RANK
 typedef struct {
     int64_t size, unit;         /* elements of the dimension; bytes of a step along it */
     int64_t stride[NKI_RANK];   /* steps of the index for each dimension of the tile */
