@@ -282,8 +282,9 @@ static void ask_for_next(const run *r, const op *o, const chunk *c) {
 
 /* The operations of a phase over a chunk of `rows` rows, of which the first is number `first` of the block. */
 static void chunk_of(const run *r, const nki_phase *p, const place_in *w, int first, int rows, int m, int l, int64_t position) {
-    const chunk joined = {w->tile, w->pred, w->index, 1, rows * m * l, position, first, 0};
-    chunk one = {w->tile, w->pred, w->index, m, l, position, first, 0};
+    const chunk joined = {w->tile, w->pred, w->index, 1, rows * m * l, position, first, 0, 1};
+    const chunk many = {w->tile, w->pred, w->index, m, l, position, first, 0, rows};
+    chunk one = {w->tile, w->pred, w->index, m, l, position, first, 0, 1};
     for (const op *o = r->ops + p->first, *end = o + p->count; o < end; o++) {
         if (o->uniform) continue;
         if (o->place == TILE)
@@ -291,8 +292,8 @@ static void chunk_of(const run *r, const nki_phase *p, const place_in *w, int fi
         else if (o->place == KEPT)
             r->slot[o->d] = r->kept + ((int64_t)o->number * r->rows + first) * r->total + position;
         if (!o->go) continue;
-        if (o->joined) {
-            o->go(r, o, &joined);
+        if (o->joined | o->many) {
+            o->go(r, o, o->joined ? &joined : &many);
             continue;
         }
         for (one.part = 0, one.row = first; one.part < rows; one.part++, one.row++) o->go(r, o, &one);
@@ -347,7 +348,7 @@ static void short_rows(const run *r, const nki_phase *p, place_in *w, int rows) 
 
 static void phases(const run *r, place_in *w, int rows) {
     const nki_ew *k = r->k;
-    const chunk all = {w->tile, w->pred, w->index, rows, 1, 0, 0, 0};
+    const chunk all = {w->tile, w->pred, w->index, rows, 1, 0, 0, 0, 1};
     for (int ip = 0; ip < k->n_phases; ip++) {
         const nki_phase *p = &k->phases[ip];
         const op *first = r->ops + p->first, *end = first + p->count;

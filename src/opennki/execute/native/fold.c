@@ -178,12 +178,74 @@ float nki_fold_short(int fn, const float *x, int n) {
     return r;
 }
 
-float nki_fold_row(int fn, const float *x, int n) {
+#if defined(__AVX512F__)
+/* Whole rows, with the lanes in registers from the first element to the last step of the tree. */
+#define TREE_OF(name, op)                                                                                              \
+    static inline float tree_##name(__m512 v) {                                                                        \
+        const __m256 a = op(256, _mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));                             \
+        const __m128 b = op(, _mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));                                 \
+        const __m128 c = op(, b, _mm_movehl_ps(b, b));                                                                 \
+        return _mm_cvtss_f32(op(, c, _mm_movehdup_ps(c)));                                                             \
+    }
+#define ADD_OF(width, a, b) _mm##width##_add_ps(a, b)
+#define MAXIMUM_OF(width, a, b) _mm##width##_max_ps(a, b)
+#define MINIMUM_OF(width, a, b) _mm##width##_min_ps(a, b)
+TREE_OF(add, ADD_OF)
+TREE_OF(maximum, MAXIMUM_OF)
+TREE_OF(minimum, MINIMUM_OF)
+
+static inline __mmask16 up_to(int n) { return (__mmask16)(n >= 16 ? 0xffff : n > 0 ? (1 << n) - 1 : 0); }
+static float whole_add(const float *x, int n) {
+    __m512 a = _mm512_set1_ps(-0.0f), b = a;
+    int i = 0;
+    for (; i + NKI_LANES <= n; i += NKI_LANES) a = _mm512_add_ps(a, _mm512_loadu_ps(x + i)), b = _mm512_add_ps(b, _mm512_loadu_ps(x + i + 16));
+    if (i < n) {
+        const __mmask16 low = up_to(n - i), high = up_to(n - i - 16);
+        a = _mm512_mask_add_ps(a, low, a, _mm512_maskz_loadu_ps(low, x + i));
+        b = _mm512_mask_add_ps(b, high, b, _mm512_maskz_loadu_ps(high, x + i + 16));
+    }
+    return tree_add(_mm512_add_ps(a, b));
+}
+#define WHOLE_OF(name, op)                                                                                             \
+    static float whole_##name(const float *x, int n) {                                                                 \
+        nki_lanes s;                                                                                                   \
+        start_##name(s.lanes);                                                                                         \
+        steps_##name(s.lanes, x, n / NKI_LANES);                                                                       \
+        __m512 a = _mm512_load_ps(s.lanes), b = _mm512_load_ps(s.lanes + 16);                                          \
+        const int done = n / NKI_LANES * NKI_LANES;                                                                    \
+        const __mmask16 low = up_to(n - done), high = up_to(n - done - 16);                                            \
+        const __m512 c = _mm512_maskz_loadu_ps(low, x + done), d = _mm512_maskz_loadu_ps(high, x + done + 16);         \
+        if ((_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) | _mm512_cmp_ps_mask(c, d, _CMP_UNORD_Q))) { /* NaN */             \
+            some_##name(s.lanes, x + done, n - done);                                                                  \
+            end_##name(s.lanes);                                                                                       \
+            return s.lanes[0];                                                                                         \
+        }                                                                                                              \
+        a = _mm512_mask_##op##_ps(a, low, a, c), b = _mm512_mask_##op##_ps(b, high, b, d);                             \
+        return tree_##name(_mm512_##op##_ps(a, b));                                                                    \
+    }
+WHOLE_OF(maximum, max)
+WHOLE_OF(minimum, min)
+#endif
+
+static float whole(int fn, const float *x, int n) {
     if (n <= NKI_LANES) return nki_fold_short(fn, x, n);
     nki_lanes s;
     nki_fold_start(&s, fn);
     nki_fold_add(&s, fn, x, n, 0);
     return nki_fold_end(&s, fn);
+}
+
+void nki_fold_whole(int fn, float *d, const float *x, int64_t pitch, int rows, int n) {
+#define ROWS(call) for (int i = 0; i < rows; i++, x = (const float *)(const void *)((const char *)x + pitch)) d[i] = call
+    switch (fn) {
+#if defined(__AVX512F__)
+    case NKI_FN_ADD: ROWS(whole_add(x, n)); break;
+    case NKI_FN_MAXIMUM: ROWS(whole_maximum(x, n)); break;
+    case NKI_FN_MINIMUM: ROWS(whole_minimum(x, n)); break;
+#endif
+    default: ROWS(whole(fn, x, n));
+    }
+#undef ROWS
 }
 
 /* ---- over the partitions: lanes are rows of a block of columns, which stays in the cache ------------------------- */

@@ -50,7 +50,8 @@ void nki_fold_start(nki_lanes *s, int fn);
 /* Elements position .. position + n of the row. */
 void nki_fold_add(nki_lanes *s, int fn, const float *x, int n, int64_t position);
 float nki_fold_end(nki_lanes *s, int fn);
-/* A whole row, and one of at most 32 elements. */
-float nki_fold_row(int fn, const float *x, int n);
+/* Whole rows of n elements, with `pitch` bytes from one to the next. */
+void nki_fold_whole(int fn, float *d, const float *x, int64_t pitch, int rows, int n);
+/* A row of at most 32 elements. */
 float nki_fold_short(int fn, const float *x, int n);
 #endif

@@ -194,8 +194,17 @@ static void index_values(const run *r, const op *o, const chunk *c) {
 #define AT(x) nki_lanes_at(r, c, o->x)
 static void unary(const run *r, const op *o, const chunk *c) { nki_functions1[o->fn].v(AT(d), AT(a), size(c)); }
 static void binary_vv(const run *r, const op *o, const chunk *c) { nki_functions2[o->fn].vv(AT(d), AT(a), AT(b), size(c)); }
-static void binary_vs(const run *r, const op *o, const chunk *c) { nki_functions2[o->fn].vs(AT(d), AT(a), AT(b), size(c)); }
-static void binary_sv(const run *r, const op *o, const chunk *c) { nki_functions2[o->fn].sv(AT(d), AT(a), AT(b), size(c)); }
+static float *next_row(float *p, int64_t pitch) { return (float *)(void *)((char *)p + pitch); }
+static void binary_vs(const run *r, const op *o, const chunk *c) {
+    const nki_fn2 f = nki_functions2[o->fn].vs;
+    float *d = AT(d), *a = AT(a), *b = AT(b);
+    for (int i = c->rows, n = size(c); i > 0; i--, d = next_row(d, r->pitch[o->d]), a = next_row(a, r->pitch[o->a]), b++) f(d, a, b, n);
+}
+static void binary_sv(const run *r, const op *o, const chunk *c) {
+    const nki_fn2 f = nki_functions2[o->fn].sv;
+    float *d = AT(d), *a = AT(a), *b = AT(b);
+    for (int i = c->rows, n = size(c); i > 0; i--, d = next_row(d, r->pitch[o->d]), a++, b = next_row(b, r->pitch[o->b])) f(d, a, b, n);
+}
 static void binary_narrow(const run *r, const op *o, const chunk *c) {
     const int b = r->is_row[o->b] ? 2 : r->is_narrow[o->b];
     nki_narrows[o->fn].form[(int)r->is_narrow[o->d]][(int)r->is_narrow[o->a]][b](AT(d), AT(a), AT(b), size(c));
@@ -257,13 +266,9 @@ static op *only_predicate(const run *r, const op *o) {
 static void fold_rows(const run *r, const op *o, const chunk *c) { /* of one element each */
     for (int i = 0; i < c->m; i++) r->slot[o->d][i] = nki_fold_short(o->fn, r->slot[o->a] + i, 1);
 }
-static void fold(const run *r, const op *o, const chunk *c) {
-    const int n = size(c);
-    const float *a = lanes(r, o, c, o->a, 0);
-    if (r->whole)
-        *AT(d) = nki_fold_row(o->fn, a, n);
-    else
-        nki_fold_add(o->fold, o->fn, a, n, c->position);
+static void fold_chunk(const run *r, const op *o, const chunk *c) { nki_fold_add(o->fold, o->fn, lanes(r, o, c, o->a, 0), size(c), c->position); }
+static void fold_whole(const run *r, const op *o, const chunk *c) {
+    nki_fold_whole(o->fn, AT(d), lanes(r, o, c, o->a, 0), r->pitch[o->a], c->rows, size(c));
 }
 static void tree_rows(const run *r, const op *o, const chunk *c) { /* of one element each */
     chunk one = *c;
@@ -327,10 +332,11 @@ void nki_choose_step(const run *r, op *o) {
     }
     case NKI_PRED: o->go = predicate; break;
     case NKI_INDEX: o->go = index_values; break;
-    case NKI_FOLD: o->go = o->uniform ? fold_rows : fold; break;
+    case NKI_FOLD: o->go = o->uniform ? fold_rows : r->whole ? fold_whole : fold_chunk; break;
     case NKI_TREE: o->go = o->uniform ? tree_rows : nki_trees; break;
     case NKI_ROUND: o->go = rounded; break;
     case NKI_EXACT: o->go = exact; break;
     }
     o->joined = o->go && o->go != choose_parts && side_by_side(r, o);
+    o->many = o->go == binary_vs || o->go == binary_sv || (o->go == fold_whole && !r->is_row[o->a]);
 }

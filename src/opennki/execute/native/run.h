@@ -18,6 +18,7 @@ struct op {
     int32_t tile, count;          /* tile, predicate or index expression; tiles that are read, from that on */
     int32_t uniform;              /* one value per row: runs once for all rows of a block */
     int32_t joined;               /* the rows of a chunk are like one row to it */
+    int32_t many;                 /* it goes from row to row by itself */
     int32_t in_place;             /* LOAD, STORE: memory itself is the slot */
     int32_t place, number;        /* enum nki_place of slot d, and which one */
     int32_t dtype, width, sign;
@@ -47,13 +48,14 @@ struct run {
     int m, l, dim_m, dim_l; /* chunk: m times l elements of each row, along two dimensions; -1: none */
 };
 
-/* What an operation runs over: a row of a chunk, all of them joined, or one value for each row of a block. */
+/* What an operation runs over: a row of a chunk, all of them, one after the other or joined, or one value for each row of a block. */
 struct chunk {
     char *const *tile; /* addresses, in the first row of the chunk */
     const int64_t *pred, *index;
     int m, l;
     int64_t position; /* of its first element in the row */
     int row, part;    /* number of the row in the block, and in the chunk */
+    int rows;         /* rows from that one on, of an operation that goes over them by itself */
 };
 
 static inline int64_t nki_along(const int64_t *stride, int dim) { return dim < 0 ? 0 : stride[dim]; }
