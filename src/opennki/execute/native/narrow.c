@@ -1,6 +1,7 @@
 /* Arithmetic on bfloat16 where it is: operands that are widened, and results that are rounded, on the way. */
 #include "fastmath.h"
 #include "inner.h"
+#include "wide.h"
 
 #define NKI_1(name, e)
 #define NKI_2(name, e) static inline __attribute__((unused)) float of_##name(float a, float b) { return e; }
@@ -10,20 +11,34 @@
 #define KIND_n nki_u16a
 #define LOAD_w(x) (x)
 #define LOAD_n(x) nki_ld_bf16(x)
-#define STORE_w(x) (x)
-#define STORE_n(x) nki_st_bf16(x)
+
+#define EACH_w(make) NKI_IVDEP for (int i = 0; i < n; i++) ((nki_f32a *)d)[i] = make
+/* Results are rounded as they are made, or, where vectors round faster than that, some at a time. */
+#if defined(__AVX512F__)
+enum { SOME = 64 };
+#define EACH_n(make)                                                                                                   \
+    uint16_t *out = d;                                                                                                 \
+    int first = 0;                                                                                                     \
+    for (; first + SOME <= n; first += SOME) {                                                                         \
+        float made[SOME] __attribute__((aligned(64)));                                                                 \
+        NKI_IVDEP for (int j = 0, i = first; j < SOME; j++, i++) made[j] = make;                                       \
+        for (int j = 0; j < SOME; j += 32)                                                                             \
+            _mm512_storeu_si512(out + first + j, nki_wide_bf16(_mm512_load_ps(made + j), _mm512_load_ps(made + j + 16))); \
+    }                                                                                                                  \
+    for (int i = first; i < n; i++) ((nki_u16a *)d)[i] = nki_st_bf16(make)
+#else
+#define EACH_n(make) NKI_IVDEP for (int i = 0; i < n; i++) ((nki_u16a *)d)[i] = nki_st_bf16(make)
+#endif
 
 /* d, a, b: w (float32) or n (bfloat16); s: one number for all */
 #define VECTORS(name, d_, a_, b_)                                                                                      \
     static void name##_##d_##a_##b_(void *d, const void *a, const void *b, int n) {                           \
-        NKI_IVDEP for (int i = 0; i < n; i++)                                                                          \
-            ((KIND_##d_ *)d)[i] = STORE_##d_(of_##name(LOAD_##a_(((const KIND_##a_ *)a)[i]), LOAD_##b_(((const KIND_##b_ *)b)[i]))); \
+        EACH_##d_(of_##name(LOAD_##a_(((const KIND_##a_ *)a)[i]), LOAD_##b_(((const KIND_##b_ *)b)[i])));              \
     }
 #define SCALAR(name, d_, a_)                                                                                           \
     static void name##_##d_##a_##s(void *d, const void *a, const void *b, int n) {                            \
         const float s = *(const float *)b;                                                                             \
-        NKI_IVDEP for (int i = 0; i < n; i++)                                                                          \
-            ((KIND_##d_ *)d)[i] = STORE_##d_(of_##name(LOAD_##a_(((const KIND_##a_ *)a)[i]), s));                      \
+        EACH_##d_(of_##name(LOAD_##a_(((const KIND_##a_ *)a)[i]), s));                                                 \
     }
 #define DEFINE(name)                                                                                                   \
     VECTORS(name, w, w, n) VECTORS(name, w, n, w) VECTORS(name, w, n, n)                                               \

@@ -192,9 +192,9 @@ static void index_values(const run *r, const op *o, const chunk *c) {
 
 /* ---- functions ------------------------------------------------------------------------------------------------------ */
 #define AT(x) nki_lanes_at(r, c, o->x)
+static float *next_row(float *p, int64_t pitch) { return (float *)(void *)((char *)p + pitch); }
 static void unary(const run *r, const op *o, const chunk *c) { nki_functions1[o->fn].v(AT(d), AT(a), size(c)); }
 static void binary_vv(const run *r, const op *o, const chunk *c) { nki_functions2[o->fn].vv(AT(d), AT(a), AT(b), size(c)); }
-static float *next_row(float *p, int64_t pitch) { return (float *)(void *)((char *)p + pitch); }
 static void binary_vs(const run *r, const op *o, const chunk *c) {
     const nki_fn2 f = nki_functions2[o->fn].vs;
     float *d = AT(d), *a = AT(a), *b = AT(b);
@@ -207,7 +207,10 @@ static void binary_sv(const run *r, const op *o, const chunk *c) {
 }
 static void binary_narrow(const run *r, const op *o, const chunk *c) {
     const int b = r->is_row[o->b] ? 2 : r->is_narrow[o->b];
-    nki_narrows[o->fn].form[(int)r->is_narrow[o->d]][(int)r->is_narrow[o->a]][b](AT(d), AT(a), AT(b), size(c));
+    const nki_narrow_fn f = nki_narrows[o->fn].form[(int)r->is_narrow[o->d]][(int)r->is_narrow[o->a]][b];
+    const int64_t to_next = r->is_row[o->b] ? (int64_t)sizeof(float) : r->pitch[o->b];
+    float *d = AT(d), *x = AT(a), *y = AT(b);
+    for (int i = c->rows, n = size(c); i > 0; i--, d = next_row(d, r->pitch[o->d]), x = next_row(x, r->pitch[o->a]), y = next_row(y, to_next)) f(d, x, y, n);
 }
 /* A row alone in its block: vectors of one element take as long as those of sixteen. */
 static void unary_one(const run *r, const op *o, const chunk *c) {
@@ -338,5 +341,5 @@ void nki_choose_step(const run *r, op *o) {
     case NKI_EXACT: o->go = exact; break;
     }
     o->joined = o->go && o->go != choose_parts && side_by_side(r, o);
-    o->many = o->go == binary_vs || o->go == binary_sv || (o->go == fold_whole && !r->is_row[o->a]);
+    o->many = o->go == binary_vs || o->go == binary_sv || o->go == binary_narrow || (o->go == fold_whole && !r->is_row[o->a]);
 }
