@@ -194,6 +194,33 @@ def test_a_line_that_the_interpreter_gets_while_another_is_open():
     assert both(made, [x])
 
 
+def outside(x, count, past):
+    """Instructions on windows that a loop moves, and that may leave their tensor."""
+    out = nl.ndarray((32, 256), dtype=nl.float32, buffer=nl.shared_hbm)
+    draw = random.Random(count)
+    tile = nl.ndarray((32, 256), dtype=nl.float32, buffer=nl.sbuf)
+    tile[...] = nl.load(x)
+    rows, columns = nl.arange(32)[:, None], nl.arange(16)[None, :]
+    for i in nl.sequential_range(8):
+        for _ in range(count):
+            start = draw.randrange(112, 128 + past)
+            there = columns + i * 16 + start  # up to 15 + 112 + start
+            few = nl.add(nl.load(x[rows, there], mask=there < 256), 1.0, mask=there < 256)
+            tile[rows, there] = nl.multiply(few, 0.5, mask=there < 256)
+            tile[rows, columns + i * 16 + start - 112] = nl.exp(tile[rows, columns + draw.randrange(128) + i * 16])
+    nl.store(out, tile)
+    return out
+
+
+def test_indices_that_are_not_proven_are_of_the_instruction():
+    kernel = traced(outside, X, 40, 40)
+    made = lowered(kernel)
+    bounded = [call for call in made.calls if call.bounds]
+    assert len(bounded) > 40 and len({id(call.what) for call in bounded}) < 20
+    assert sorted(bound[-1] for call in bounded for bound in call.bounds) == list(range(1, len(made.broken) + 1))
+    assert both(kernel, [X])
+
+
 @pytest.mark.parametrize("rank", [7, 8])
 def test_dimensions_that_native_code_has(rank):
     x = np.random.default_rng(0).standard_normal((4, *[3] * (rank - 1))).astype(np.float32)

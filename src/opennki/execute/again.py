@@ -75,12 +75,15 @@ def again(lowering: Lowering, like: Pattern, order: list[int], site: Site) -> In
     return made
 
 
-def placed(lowering: Lowering, part: Part, what: str, loc: Loc | None) -> View:
-    """The view of an operand whose place is known and inside of its tensor: enough for lowering, not for the interpreter."""
+def placed(lowering: Lowering, part: Part, what: str, loc: Loc | None, unproven: list[int] | None = None) -> View:
+    """The view of an operand whose place is known: enough for lowering, not for the interpreter. unproven: the axes whose index may be
+    outside of the tensor."""
     view = View.__new__(View)
     access, slot, offset, terms, tile, _ = part
     view.access, view.alloc, view.dims, view.shape = access, access.alloc, access.dims, access.shape
     view.slot, view.what, view.loc, view.bounds, view.dynamic = slot, what, loc, [], None
+    if unproven:
+        view.bounds = [(None, access.dims[axis].strides, access.view_shape[axis], axis) for axis in unproven]
     view.dtype, view.itemsize, view.strides, view.steps = tile.dtype, tile.dtype.itemsize, tile.strides, tile.steps
     lowering.offsets[view] = Affine(offset, terms)
     return view

@@ -15,7 +15,7 @@ from opennki.execute.again import again, placed
 from opennki.execute.build import cpu_level
 from opennki.execute.calls import Call
 from opennki.execute.group import MAX_GROUP, Group
-from opennki.execute.instruction import Instruction
+from opennki.execute.instruction import Broken, Instruction
 from opennki.execute.nodes import Divide, Run
 from opennki.execute.record import Unsupported
 from opennki.execute.sites import Form, Part, Site, Tile, constant, predicates, relation
@@ -51,7 +51,8 @@ class _Line:
         self.places: dict[Any, _Place] = {}
 
 
-_OF_KERNEL: dict[str, Any] = {"addresses": [], "instrs": (), "clips": [], "preds": [], "indices": []}  # what a template has not of a call
+# what a template has not of a call
+_OF_KERNEL: dict[str, Any] = {"addresses": [], "instrs": (), "bounds": [], "clips": [], "preds": [], "indices": []}
 LEAST, SHARE = 48, 100  # forms of lines that are lowered as such: so many, and one more for so many instructions
 
 
@@ -95,7 +96,7 @@ class Lines:
             if value is None or kind is str:
                 key.append(value)
             elif kind is Access:
-                part = self._part(value, ranges)
+                part = self._part(value, site)
                 if part is None:
                     return None
                 parts.append(part)
@@ -104,6 +105,8 @@ class Lines:
                     key.append(predicates(value.mask, site.exprs))
             else:
                 key.append(constant(value, site.exprs, ranges))
+        if site.unproven:
+            key.append(("unproven", *site.unproven))
         if instr.mask:
             key.append(predicates(instr.mask, site.exprs))
         if len({part[1] for part in parts}) < len(parts):  # how they relate to each other
@@ -123,7 +126,7 @@ class Lines:
             return None  # an array comes with it
         return None if site.form is None else site
 
-    def _part(self, access: Access, ranges: dict[Var, Range]) -> Part | None:
+    def _part(self, access: Access, site: Site) -> Part | None:
         slot, kind, _ = self.allocs.get(access.alloc) or self._alloc(access.alloc)
         dims = access.dims
         if len(dims) == 2:
@@ -138,17 +141,17 @@ class Lines:
             return None
         offset = 0
         terms: Any = ()
-        for dim, (unit, low, high) in zip(dims, tile.dims):
+        for axis, (dim, (unit, low, high)) in enumerate(zip(dims, tile.dims)):
             base = dim.base
             if dim.dyn is not None:
                 return None
             if base.terms:
-                least, most = base.range(ranges)
+                least, most = base.range(site.ranges)
                 if least < low or most > high:
-                    return None
+                    site.unproven.append((len(site.parts), axis))
                 terms = Affine(0, terms).add(Affine(0, base.terms).scale(unit)).terms
             elif not low <= base.const <= high:
-                return None
+                site.unproven.append((len(site.parts), axis))
             offset += base.const * unit
         return access, slot, offset, terms, tile, (slot, offset, terms, tile.place)
 
@@ -165,10 +168,11 @@ class Lines:
             site.real = again(self.lowering, form.pattern, form.order, site)
         if site.real is None:
             lowering, tape = self.lowering, self.lowering.tape
-            instr, parts = site.instr, {id(part[0]): part for part in site.parts}
+            instr, numbers = site.instr, {id(part[0]): n for n, part in enumerate(site.parts)}
 
             def view(access: Access, layout: Any, ranges: Any, what: str, loc: Any, masked: bool = False) -> View:
-                return placed(lowering, parts[id(access)], what, loc)
+                number = numbers[id(access)]
+                return placed(lowering, site.parts[number], what, loc, [axis for n, axis in site.unproven if n == number])
 
             plan = Plan(instr, lowering.layout, site.ranges, tape.kernel.loc(instr.loc), set(), lowering.loops, tape.seed, (), view)
             site.real = Instruction(lowering, plan, site.ranges)
@@ -381,8 +385,11 @@ class Lines:
         marks = len(lowering.out), len(lowering.broken), len(lowering.fallbacks)
         lower()
         made = [node for node in lowering.out[marks[0] :] if not isinstance(node, Divide)]
-        if (len(lowering.broken), len(lowering.fallbacks)) != marks[1:] or not all(isinstance(node, Run) for node in made):
+        if len(lowering.fallbacks) != marks[2] or not all(isinstance(node, Run) for node in made):
             return ASIS
+        reported = [bound[-1] for node in made for bound in node.call.bounds]
+        if reported != list(range(marks[1] + 1, len(lowering.broken) + 1)):
+            return ASIS  # there are errors besides those of indices
         views: dict[int, int] = {}
         accesses: dict[int, int] = {}
         exprs: dict[int, int] = {}
@@ -404,15 +411,19 @@ class Lines:
         template = []
         for node in made:
             call = node.call
-            if call.bounds or len(call.sources) != len(call.addresses) or any(id(a) not in accesses for a, _ in node.touches):
+            if len(call.sources) != len(call.addresses) or any(id(a) not in accesses for a, _ in node.touches):
                 return ASIS
+            bounds = []
+            for _, *along, number in call.bounds:
+                view = lowering.broken[number - 1].view
+                bounds.append((accesses[id(view.access)], lowering.broken[number - 1].axis, along, view.what))
             if any(id(e) not in exprs for e in (*call.preds, *call.indices, *(c[0] for c in call.clips))):
                 return ASIS  # not the expression of an operand, but computed from it
             template.append((
                 {**call.__dict__, **_OF_KERNEL}, [(views[n], extra) for n, extra in call.sources],
                 [(accesses[id(a)], w) for a, w in node.touches],
                 [instrs[i] for i in call.instrs], [exprs[id(e)] for e in call.preds], [exprs[id(e)] for e in call.indices],
-                [(exprs[id(e)], axis, stride) for e, axis, stride in call.clips],
+                [(exprs[id(e)], axis, stride) for e, axis, stride in call.clips], bounds,
             ))  # fmt: skip
         return template
 
@@ -422,7 +433,7 @@ class Lines:
         parts = sites[0].parts if len(sites) == 1 else [part for site in sites for part in site.parts]
         exprs = [e for site in sites for e in site.exprs]
         linear = self.lowering.linear
-        for fields, sources, touches, instrs, preds, indices, clips in template:
+        for fields, sources, touches, instrs, preds, indices, clips, bounds in template:
             addresses = []
             for n, extra in sources:
                 _, slot, offset, terms, _, _ = parts[n]
@@ -430,10 +441,18 @@ class Lines:
                 addresses.append((linear(expr) if terms else expr, slot))
             made = Call.__new__(Call)
             made.__dict__.update(fields, addresses=addresses, instrs=tuple([sites[n].instr for n in instrs]))
+            if bounds:
+                made.bounds = [self._bound(parts[n], axis, along, what, sites[0]) for n, axis, along, what in bounds]
             if preds or indices or clips:
                 made.clips = [(linear(exprs[n]), axis, stride) for n, axis, stride in clips]
                 made.preds, made.indices = [linear(exprs[n]) for n in preds], [linear(exprs[n]) for n in indices]
             out.append(Run(made, [(parts[n][0], written) for n, written in touches], ranges))
+
+    def _bound(self, part: Part, axis: int, along: Any, what: str, site: Site) -> Any:
+        """The check of an index that may be outside of its tensor."""
+        view = placed(self.lowering, part, what, self.lowering.tape.kernel.loc(site.instr.loc))
+        self.lowering.broken.append(Broken(view, axis))
+        return self.lowering.linear(part[0].dims[axis].base), *along, len(self.lowering.broken)
 
 
 def _order(one: Site | _Line) -> int:
