@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tests.bind import kernels as k
 from tests.execute import differ
+from tests.toolchain import kernels as files
 
 from opennki.bind import host
 from opennki.errors import NkiParseError
@@ -24,6 +25,7 @@ from opennki.execute.executor import executor_of
 from opennki.interpret.checks import Checks, tape_of
 from opennki.ir.parse import from_text
 from opennki.kernels.framework import UnifiedKernel
+from opennki.toolchain import nrt
 
 nl = k.nl
 X = np.random.default_rng(1).standard_normal((256, 64)).astype(np.float32)
@@ -83,6 +85,24 @@ def test_none_is_kept_where_the_setting_is_0(cache, payload, monkeypatch):
     monkeypatch.setenv("OPENNKI_TAPE_CACHE_MB", "0")
     run(payload)
     assert not cache.exists()
+
+
+def test_a_neff_that_another_process_has_run_is_not_lowered_again(cache, monkeypatch):
+    model = files.compiled().neff
+    monkeypatch.setenv("OPENNKI_CALL_CHECKS", "off")
+
+    def result():
+        nrt._LOADED.clear()  # as a new process would
+        with nrt.NrtClient() as client:
+            client.try_lock_device()
+            client.modelLoad(model)
+            return client.modelExecute([files.A, files.B])
+
+    want = result()
+    assert len(list(cache.iterdir())) == 1
+    lowers_nothing(monkeypatch)
+    assert all(np.array_equal(a, b) for a, b in zip(result(), want, strict=True))
+    assert len(list(cache.iterdir())) == 1
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "flipped", "foreign", "folder", "fifo", "link"])

@@ -19,6 +19,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -207,7 +208,8 @@ def _prepared(neff: Neff, source_root: str) -> Prepared:
         if found is not None:
             _LOADED.move_to_end(key)
             return found
-    made = Prepared(neff.kernel(source_root), Checks.of(checks), None, native if checks != "full" else None)
+    kept = partial(native, payload=bytes.fromhex(neff.digest))  # what another process has lowered of it is read
+    made = Prepared(neff.kernel(source_root), Checks.of(checks), None, kept if checks != "full" else None)
     with _lock:
         found = _LOADED.setdefault(key, made)
         while len(_LOADED) > _KEPT:
