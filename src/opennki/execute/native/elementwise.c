@@ -172,7 +172,7 @@ static void decide(const run *r, const int64_t *pred, int32_t *known, int32_t *c
 }
 
 /* Returns the number of chunk buffers. `buffer`: of each slot, all -1; `current` and `idle`: room for the registers. */
-static int prepare(run *r, char *const *at, const int32_t *chosen, const int8_t *without, int32_t *buffer, int32_t *current, int32_t *idle, int32_t *row_kept) {
+static int prepare(run *r, char *const *at, const int32_t *chosen, const int8_t *without, nki_link *links, int32_t *buffer, int32_t *current, int32_t *idle, int32_t *row_kept) {
     const nki_ew *k = r->k;
     int folds = 0, buffers = 0;
     for (int i = 0; i < k->n_registers; i++) current[i] = -1;
@@ -250,6 +250,7 @@ static int prepare(run *r, char *const *at, const int32_t *chosen, const int8_t 
             buffers = assign(r, p, buffer, idle, buffers);
         }
         for (int i = p->first; i < p->first + p->count; i++) nki_choose_step(r, &r->ops[i]);
+        if (!p->row) nki_find_chains(r, p, links + 3 * p->first);
     }
     return buffers;
 }
@@ -416,7 +417,7 @@ void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, cons
 
     /* All storage in two pieces. Every operation makes a slot at most and has up to three immediate operands. */
     const size_t slots = 4 * (size_t)k->n_uops + 1, registers = (size_t)k->n_registers + 1;
-    const size_t need = (size_t)k->n_uops * (sizeof(nki_lanes) + sizeof(op)) +
+    const size_t need = (size_t)k->n_uops * (sizeof(nki_lanes) + sizeof(op) + 3 * sizeof(nki_link)) +
                         slots * (sizeof(float *) + (size_t)r.rows * sizeof(float) + sizeof(int64_t) + sizeof(*r.used) + sizeof(int32_t) + 2) +
                         (3 * registers + 2 * slots + (size_t)k->n_uops) * sizeof(int32_t) + (size_t)k->n_uops + (size_t)k->n_kept * sizeof(int32_t) +
                         (size_t)k->n_tiles * sizeof(char *) + (size_t)(k->n_preds + k->n_indices) * sizeof(int64_t) + 256;
@@ -430,6 +431,7 @@ void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, cons
     place_in w;
     int32_t *buffer, *current, *idle, *row_kept, *chosen, *known;
     int8_t *without;
+    nki_link *links;
 #define TAKE(what, count) ((what) = (void *)p, p += (count) * sizeof(*(what)))
     TAKE(r.folds, k->n_uops);
     TAKE(r.slot, slots);
@@ -438,6 +440,7 @@ void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, cons
     TAKE(w.pred, k->n_preds);
     TAKE(w.index, k->n_indices);
     TAKE(r.ops, k->n_uops);
+    TAKE(links, 3 * (size_t)k->n_uops);
     TAKE(r.used, slots);
     TAKE(r.single, slots * (size_t)r.rows);
     TAKE(buffer, slots);
@@ -457,7 +460,7 @@ void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, cons
     memset(r.is_narrow, 0, slots);
     memset(buffer, 0xff, slots * sizeof *buffer);
     decide(&r, w.pred, known, chosen, without);
-    const int buffers = prepare(&r, w.tile, chosen, without, buffer, current, idle, row_kept);
+    const int buffers = prepare(&r, w.tile, chosen, without, links, buffer, current, idle, row_kept);
     const size_t floats = (size_t)(buffers + 4) * NKI_CHUNK + (size_t)(k->n_kept * r.rows * r.total);
     float vectors[VECTORS_ON_STACK / sizeof(float)] __attribute__((aligned(64)));
     char *more = NULL;

@@ -3,6 +3,7 @@
  * Lanes start at the identity, which changes no bit of what comes first, and lanes without elements keep it. */
 #include <string.h>
 #include "inner.h"
+#include "wide.h"
 
 /* a and b: float. The forms of the functions that fold are those of isa/scalar.py. */
 #define ADD(a, b) ((a) + (b))
@@ -73,7 +74,6 @@ EACH(DEFINE)
 /* Maxima and minima by single instructions as long as nothing is NaN: whatever is joined first, the last of what is equal wins, so four
  * steps are joined before they meet the lanes, which wait less often. With NaN, which stays where it comes first, all over again. */
 #if defined(__AVX512F__)
-#include <immintrin.h>
 #define DEFINE_WIDE(name, op)                                                                                          \
     static void wide_##name(nki_f32a *lanes, const nki_f32a *x, int64_t steps) {                                       \
         __m512 l[2] = {_mm512_loadu_ps(lanes), _mm512_loadu_ps(lanes + 16)};                                           \
@@ -180,20 +180,6 @@ float nki_fold_short(int fn, const float *x, int n) {
 
 #if defined(__AVX512F__)
 /* Whole rows, with the lanes in registers from the first element to the last step of the tree. */
-#define TREE_OF(name, op)                                                                                              \
-    static inline float tree_##name(__m512 v) {                                                                        \
-        const __m256 a = op(256, _mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));                             \
-        const __m128 b = op(, _mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));                                 \
-        const __m128 c = op(, b, _mm_movehl_ps(b, b));                                                                 \
-        return _mm_cvtss_f32(op(, c, _mm_movehdup_ps(c)));                                                             \
-    }
-#define ADD_OF(width, a, b) _mm##width##_add_ps(a, b)
-#define MAXIMUM_OF(width, a, b) _mm##width##_max_ps(a, b)
-#define MINIMUM_OF(width, a, b) _mm##width##_min_ps(a, b)
-TREE_OF(add, ADD_OF)
-TREE_OF(maximum, MAXIMUM_OF)
-TREE_OF(minimum, MINIMUM_OF)
-
 static inline __mmask16 up_to(int n) { return (__mmask16)(n >= 16 ? 0xffff : n > 0 ? (1 << n) - 1 : 0); }
 static float whole_add(const float *x, int n) {
     __m512 a = _mm512_set1_ps(-0.0f), b = a;
@@ -204,7 +190,7 @@ static float whole_add(const float *x, int n) {
         a = _mm512_mask_add_ps(a, low, a, _mm512_maskz_loadu_ps(low, x + i));
         b = _mm512_mask_add_ps(b, high, b, _mm512_maskz_loadu_ps(high, x + i + 16));
     }
-    return tree_add(_mm512_add_ps(a, b));
+    return nki_tree_add(_mm512_add_ps(a, b));
 }
 #define WHOLE_OF(name, op)                                                                                             \
     static float whole_##name(const float *x, int n) {                                                                 \
@@ -221,7 +207,7 @@ static float whole_add(const float *x, int n) {
             return s.lanes[0];                                                                                         \
         }                                                                                                              \
         a = _mm512_mask_##op##_ps(a, low, a, c), b = _mm512_mask_##op##_ps(b, high, b, d);                             \
-        return tree_##name(_mm512_##op##_ps(a, b));                                                                    \
+        return nki_tree_##name(_mm512_##op##_ps(a, b));                                                                    \
     }
 WHOLE_OF(maximum, max)
 WHOLE_OF(minimum, min)

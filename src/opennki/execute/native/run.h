@@ -7,6 +7,12 @@ typedef struct op op;
 typedef struct run run;
 typedef struct chunk chunk;
 
+/* A step of a chain of operations (chains.c): with the lanes or the one value of a slot, or with the tile or fold of an operation. */
+typedef struct {
+    int32_t kind, slot;
+    const op *of;
+} nki_link;
+
 enum { MOST_FAR = 4 };
 enum { NKI_BLOCK = 4096, NKI_BLOCK_ROWS = 32 }; /* elements and rows that go through the phases together, at most */
 enum nki_extent { LANES, ROW, ONE }; /* a slot has a value for each element, for each row, or one that all rows of a block share */
@@ -24,6 +30,7 @@ struct op {
     int32_t dtype, width, sign;
     int32_t far_away;             /* LOAD, STORE: the tile is in main memory */
     nki_lanes *fold;
+    const nki_link *links;        /* of a chain that ends with this operation */
 };
 
 struct run {
@@ -77,6 +84,9 @@ static inline int nki_stores(const op *o) { return o->code == NKI_STORE || o->co
 void nki_trees(const run *r, const op *o, const chunk *c);
 /* How an operation runs, after everything else about it is known. */
 void nki_choose_step(const run *r, op *o);
+
+/* Makes chains of the operations of a phase, when everything else about them is known; `links`: room for three per operation. */
+void nki_find_chains(const run *r, const nki_phase *p, nki_link *links);
 
 /* Copy past the caches where the CPU can; nki_stream_end before anybody else reads. */
 void nki_stream(char *d, const char *s, int64_t bytes);

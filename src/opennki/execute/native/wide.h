@@ -35,5 +35,20 @@ static inline __m512i nki_wide_bf16(__m512 low, __m512 high) {
     }
     return _mm512_permutexvar_epi16(even_words_first, _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(x, 16), y));
 }
+
+/* The tree that ends a fold, of the 16 lanes that its first step leaves; for maxima and minima where nothing is NaN. */
+#define TREE_OF(name, op)                                                                                              \
+    static inline __attribute__((unused)) float nki_tree_##name(__m512 v) {                                                                        \
+        const __m256 a = op(256, _mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));                             \
+        const __m128 b = op(, _mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));                                 \
+        const __m128 c = op(, b, _mm_movehl_ps(b, b));                                                                 \
+        return _mm_cvtss_f32(op(, c, _mm_movehdup_ps(c)));                                                             \
+    }
+#define ADD_OF(width, a, b) _mm##width##_add_ps(a, b)
+#define MAXIMUM_OF(width, a, b) _mm##width##_max_ps(a, b)
+#define MINIMUM_OF(width, a, b) _mm##width##_min_ps(a, b)
+TREE_OF(add, ADD_OF)
+TREE_OF(maximum, MAXIMUM_OF)
+TREE_OF(minimum, MINIMUM_OF)
 #endif
 #endif
