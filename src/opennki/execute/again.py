@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from opennki.execute.sites import Part, Site
 
 
+_OF_LOOPS = frozenset({"pred", "index", "fetched"})  # values of expressions
+
+
 class _Plan:
     """What is asked of the plan of an instruction that is made again (see `interpret.steps.Plan`)."""
 
@@ -34,7 +37,7 @@ class Pattern:
         self.plan = plan.decl, plan.iteration, plan.mask_dims, plan.raw
         self.fields = {
             "joins": one.joins, "single": one.single, "irregular": one.irregular, "whole": one.whole, "by_row": one.by_row,
-            "narrow": one.narrow, "repeated": True,
+            "narrow": one.narrow, "dynamic": False, "unproven": False, "repeated": True,
         }  # fmt: skip
 
 
@@ -42,15 +45,10 @@ def pattern(one: Instruction) -> Pattern | None:
     """What others like an instruction are made from; None where it depends on more than its operands."""
     if (
         one.clips or one.guards or one.fetched or one.narrow or one.irregular or one.plan.masker is not None or one.turned
-        or any(v.dynamic is not None or v.bounds for v in one.views[one.first :])
-        or any(_depends(s) for pair in one.pairs for s in pair)
+        or one.dynamic or one.unproven or any([n.kind in _OF_LOOPS for n in one.parts])
     ):  # fmt: skip
         return None
     return Pattern(one)
-
-
-def _depends(value: Sym) -> bool:
-    return value.kind in ("pred", "index", "fetched") or any(_depends(a) for a in value.args)
 
 
 def again(lowering: Lowering, like: Pattern, order: list[int], site: Site) -> Instruction:

@@ -58,9 +58,10 @@ class Instruction:
         self.views, self.preds, self.indices = lowering.views, lowering.preds, lowering.indices
         self.touched: list[tuple[Access, bool]] = []
         self.pairs: list[tuple[Sym, Sym]] = []
+        self.parts: list[Sym] = []  # all values in the pairs
         self.clips: list[tuple[Affine, int, int]] = []
         self.guards: list[Sym] = []
-        self.joins = self.single = self.irregular = self.whole = self.by_row = False
+        self.joins = self.single = self.dynamic = self.unproven = self.irregular = self.whole = self.by_row = False
         self.first = len(self.views)
         self.fetched: list[Sym] = []
         self.narrow: set[int] = set()  # dimensions of the iteration space of which a part may run
@@ -97,14 +98,17 @@ class Instruction:
             if view.dynamic is None and result.kind == "tile" and self.stays(result, out, view.access.dtype):
                 continue  # it stays as it is
             self.pairs.append((out, result))
-        self.single = not (
-            any(n.kind not in SINGLE or (n.kind == "tile" and not isinstance(n.source, int)) for _, v in self.pairs for n in nodes(v))
-            or any(v.dynamic is not None for v in self.views[self.first :])
-            or (self.whole and plan.masker is not None)
-        )
-        self.joins = self.single and not (
-            self.clips or self.guards or any(v.bounds for v in self.views[self.first :]) or self.overlap(self.pairs)
-        )
+        self.parts = [n for _, v in self.pairs for n in nodes(v)]
+        self.dynamic = self.unproven = False
+        for v in self.views[self.first :]:
+            self.dynamic |= v.dynamic is not None
+            self.unproven |= bool(v.bounds)
+        self.single = not (self.dynamic or (self.whole and plan.masker is not None))
+        for n in self.parts if self.single else ():
+            if n.kind not in SINGLE or (n.kind == "tile" and n.source.__class__ is not int):
+                self.single = False
+                break
+        self.joins = self.single and not (self.clips or self.guards or self.unproven or (len(self.pairs) > 1 and self.overlap(self.pairs)))
 
     def under(self, tests: tuple[Affine, ...]) -> None:
         """Results that are stored where no expression is negative, else what is in their tiles. Raises Unsupported."""
@@ -123,6 +127,7 @@ class Instruction:
                 holds = Sym("pred", out.shape, np.dtype(bool), strides=(0,) * len(out.shape), source=len(self.preds) - 1)
                 value = select(holds, value, there)
             self.pairs[n] = out, value
+        self.parts = [n for _, v in self.pairs for n in nodes(v)]
         self.calls(self.pairs)  # the interpreter would not know of the branch
 
     def overlap(self, pairs: list[tuple[Sym, Sym]]) -> bool:

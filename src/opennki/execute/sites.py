@@ -6,7 +6,7 @@ from typing import Any
 
 from opennki.execute import record
 from opennki.execute.again import Pattern, pattern
-from opennki.execute.instruction import Instruction, is_large, nodes
+from opennki.execute.instruction import Instruction, is_large
 from opennki.execute.places import Reach, reach_of
 from opennki.ir.affine import Affine, Pred, Range, Var
 from opennki.ir.nodes import Access, IndexTile, Instr, PredTile
@@ -64,12 +64,11 @@ class Form:
             self.order = order = [numbers[id(v.access)] for v in one.views[one.first :]]
             self.outs = [order[out.source - one.first] for out, _ in one.pairs]
             read = set()
-            for _, value in one.pairs:
-                for leaf in nodes(value):
-                    if leaf.kind in ("tile", "fetched"):
-                        base = leaf.source.base if leaf.source.__class__ is record.Part else leaf.source
-                        if base.__class__ is int:
-                            read.add(order[base - one.first])
+            for leaf in one.parts:
+                if leaf.kind in ("tile", "fetched"):
+                    base = leaf.source.base if leaf.source.__class__ is record.Part else leaf.source
+                    if base.__class__ is int:
+                        read.add(order[base - one.first])
             self.uses = [(n, n in self.outs) for n in sorted(read | set(self.outs))]
 
 

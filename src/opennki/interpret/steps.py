@@ -62,7 +62,7 @@ _APART = frozenset({Plumbing, Register})
 
 class Plan:
     """What is known of an instruction before it runs. view: makes the views of operands and results; a plan that is only looked at needs no
-    more of them than where they are."""
+    more of them than where they are, and has no writers."""
 
     def __init__(self, instr: Instr, layout: Layout, ranges: dict[Var, Range], loc: Loc | None, tracked: set[Any],
                  stream: list[int], seed: int, suspects: tuple[Any, ...] = (), view: Callable[..., View] = View) -> None:
@@ -92,12 +92,12 @@ class Plan:
             if made.dynamic is not None:
                 made.dynamic.skip = skip
         for made, name in out_views + registers:
-            self.outputs.append((made, self._writer(made), name))
+            self.outputs.append((made, self._writer(made) if view is View else None, name))
         for op in self.inputs:
             op.fit = _shape_for(op.words, op.view.shape, self.iteration)
         self.masker = Masker(instr.mask, self.iteration, layout) if masked else None
-        self.tracked = [o for o in self.inputs if o.reads and o.view.alloc in tracked]
-        self.tracked_out = [v for v, _, _ in self.outputs if v.alloc in tracked]
+        self.tracked = [o for o in self.inputs if o.reads and o.view.alloc in tracked] if tracked else []
+        self.tracked_out = [v for v, _, _ in self.outputs if v.alloc in tracked] if tracked else []
         self.suspects: list[Any] = []
         self.suspect_reads: list[Any] = []
         self.shared_writes: dict[View, races.What] = {}

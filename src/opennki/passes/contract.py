@@ -27,6 +27,8 @@ def contracted(kernel: Kernel, smallest: int = SMALLEST, direct: bool = True) ->
     that the kernel has placed itself, whose places count their blocks."""
     if not any(isinstance(stmt, (For, If, DoWhile)) for stmt in kernel.body):
         return kernel  # no loops
+    if not any(isinstance(stmt, Alloc) and stmt.space != "shared_hbm" and prod(stmt.shape) >= smallest for stmt in statements(kernel.body)):
+        return kernel
     kept = {o.alloc for o in kernel.outputs}
     uses: dict[Alloc, dict[int, Var | None]] = {}
     depth: dict[Var, int] = {}

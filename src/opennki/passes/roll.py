@@ -77,6 +77,8 @@ class _Roller:
         """One round over a list; None where nothing was rolled."""
         made = [stmt for stmt in body if isinstance(stmt, Alloc)]
         body = [stmt for stmt in body if not isinstance(stmt, Alloc)]
+        if len(body) < MANY and all(stmt.__class__ is Instr for stmt in body):
+            return None
         forms = [_form(stmt) for stmt in body]
         numbers: dict[Any, int] = {}
         ids = [numbers.setdefault(f.key, len(numbers)) if f.rolls else -1 - i for i, f in enumerate(forms)]
