@@ -237,6 +237,9 @@ class Settings:
     precise_fp: bool = _setting(
         "NKI_PRECISE_FP", _flag(), default=True,
         doc="1 = bf16, fp16 and fp8 tensors are stored as such; 0 = they are kept in float32.")
+    bf16_dot: bool = _setting(
+        "OPENNKI_BF16_DOT", _flag(), default=False,
+        doc="1 = native products of bfloat16 and float8 take the CPU's dot instructions as they are: denormals are zero, other last bits.")
     simulator: bool = _setting(
         "NKI_SIMULATOR", _flag(), default=False,
         doc="Run every call of a jitted kernel in simulation, whatever its mode.")
@@ -305,6 +308,9 @@ def _texts(names: tuple[str, ...]) -> Callable[[], tuple[Any, ...]]:
         keys = [encode(name) for name in names]
         return lambda: tuple(map(data.get, keys))
     return lambda: tuple(map(os.environ.get, names))
+
+
+NUMERICS = ("precise_fp", "bf16_dot")  # what results depend on; caches of what runs kernels have them in their keys
 
 
 @lru_cache(maxsize=64)

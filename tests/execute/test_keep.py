@@ -113,6 +113,15 @@ def test_the_results_are_those_without(kernel, threads, monkeypatch):
             a[...], b[...] = bf16(128, 512).astype(dtype), bf16(128, 512).astype(dtype)
 
 
+def test_dot_products_are_a_setting(monkeypatch):
+    a, b = bf16(128, 512), bf16(128, 512)
+    exact = nki.simulate_kernel(nki.jit(blocks), a, b, checks="off")
+    monkeypatch.setenv("OPENNKI_BF16_DOT", "1")
+    calls = executor_of(Prepared(nki.jit(blocks).trace(a, b), "off").tape).lowering.calls
+    assert [c.what.dot for c in calls if hasattr(c.what, "dot")] == [1]
+    np.testing.assert_allclose(nki.simulate_kernel(nki.jit(blocks), a, b, checks="off"), exact, atol=1e-4)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e-39, 2.0**-120, 0.0])
 def test_values_that_the_tile_unit_does_not_take(value, monkeypatch):
     a, b = bf16(128, 512), bf16(128, 512)

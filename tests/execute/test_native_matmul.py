@@ -244,10 +244,10 @@ def test_nan_infinity_and_subnormals(native_levels):
 
 
 # ---- products that are added up in one call ------------------------------------------------------------------------
-def added(lib, s, m, d, adds, dtypes, kept=(False, False)):
+def added(lib, s, m, d, adds, dtypes, kept=(False, False), dot=0):
     """d = what s[i].T @ m[i] add up to, from zero (2), d (1) or nothing (0), in one call; with operands that are kept, or not."""
     k = descriptor(s[0], m[0], d, dtypes=dtypes)
-    k.accumulate, k.blocks, k.s_block, k.m_block = adds, len(s), s.strides[0], m.strides[0]
+    k.accumulate, k.blocks, k.s_block, k.m_block, k.dot = adds, len(s), s.strides[0], m.strides[0], dot
     for query in (lib.nki_mm_scratch, lib.nki_mm_kept):
         query.restype = C.c_size_t
     size = lib.nki_mm_scratch(C.byref(k))
@@ -395,6 +395,32 @@ def test_what_the_tile_unit_would_round_in_another_way(tile_unit, odd, where):
         with np.errstate(all="ignore"):
             a, b = both(tile_unit, (s * np.float32(tiny)).astype(DTYPES["bfloat16"]), m.astype(DTYPES["bfloat16"]))
             same_bits(a, b)
+
+
+@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("size", [(32, 32, 32), (128, 128, 512), (127, 40, 70), (9, 16, 33), (300, 65, 129), (64, 3, 20)])
+def test_dot_instructions(native_levels, size, name):
+    """Products that take them as they are, by vectors and by the tile unit: right but for the order of sums, also where the exact ones go
+    without: next to infinities, NaN and what rounds to zero."""
+    lib = native_levels.get("v4")
+    if lib is None or not lib.nki_tiles_use(2):
+        pytest.skip("this CPU has no dot instructions")
+    K, M, N = size
+    rng = np.random.default_rng(13)
+    s, m = (rng.standard_normal((3, K, n)).astype(np.float32).astype(DTYPES[name]) for n in (M, N))
+    m[1, 3, 5] = 2.0**-9 if name == "float8_e4m3" else np.nan if name == "float8_e4m3fn" else np.inf
+    wide = [x.astype(np.float32).astype(float) for x in (s, m)]
+    with np.errstate(invalid="ignore"):
+        want = sum(a.T @ b for a, b in zip(*wide, strict=True))
+        bound = 3 * (K + 1) * 2.0**-23 * sum(np.abs(a).T @ np.abs(b) for a, b in zip(*wide, strict=True)) + 1e-30
+    for wanted in (2, 1):
+        lib.nki_tiles_use(wanted)
+        for kept in ((False, False), (True, True)):
+            made = added(lib, s, m, np.ones((M, N), np.float32), 2, (name, name), kept, dot=1)
+            finite = np.isfinite(want)
+            np.testing.assert_array_equal(np.isfinite(made), finite)
+            assert (np.abs(made - want)[finite] <= bound[finite]).all()
+    lib.nki_tiles_use(1)
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3"])

@@ -29,7 +29,7 @@ MAX_KERNELS = 256
 MAX_PLANS = 8  # of a kernel, for different settings
 MAX_BYTES = 256 << 20  # of payloads that are kept
 
-_settings = settings.reader("call_checks", "precise_fp", "seed")
+_settings = settings.reader("call_checks", "seed", *settings.NUMERICS)
 
 
 class HostKernel:

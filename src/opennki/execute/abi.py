@@ -72,6 +72,7 @@ class Matmul(C.Structure):
         ("K", C.c_int32), ("M", C.c_int32), ("N", C.c_int32), ("s_dtype", C.c_int32), ("m_dtype", C.c_int32),
         ("s_stride", C.c_int64 * 2), ("m_stride", C.c_int64 * 2), ("d_stride", C.c_int64 * 2),
         ("accumulate", C.c_int32), ("blocks", C.c_int32), ("s_block", C.c_int64), ("m_block", C.c_int64),
+        ("dot", C.c_int32), ("pad", C.c_int32),
     ]  # fmt: skip
 
 

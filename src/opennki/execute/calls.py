@@ -93,6 +93,14 @@ def _with(call: Call, addresses: list[tuple[Affine, int]], descriptor: tuple[Any
     return made
 
 
+def redescribed(call: Call, **fields: Any) -> Call:
+    """The call with other fields of its descriptor, a structure that it may share."""
+    what = type(call.what).from_buffer_copy(call.what)
+    for name, value in fields.items():
+        setattr(what, name, value)
+    return replace(call, what=what)
+
+
 def _descriptor(call: Call | None) -> tuple[Any, Strides] | None:
     return None if call is None else (call.what, call.shape)
 

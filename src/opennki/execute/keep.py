@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from opennki import settings
 from opennki.execute import abi
-from opennki.execute.calls import kept_bytes
+from opennki.execute.calls import kept_bytes, redescribed
 from opennki.execute.forward import changed
 from opennki.execute.nodes import Loop, Node, Repeat, Run, inner, walk
 from opennki.ir.affine import Affine, Var
@@ -24,10 +25,11 @@ AGAIN = 2  # runs for each place from which on an operand is kept
 
 
 def keep(lowering: Lowering) -> None:
-    """Mark the operands of products that are worth keeping."""
+    """Mark the operands of products that are worth keeping, and products that take dot instructions as they are."""
     slots = {slot: alloc for alloc, slot in lowering.layout.allocs.items()}
     fixed = set(lowering.tape.kernel.grid)  # a program keeps for itself
     known: list[set[Alloc]] = []
+    dots = settings.current().bf16_dot
 
     def written() -> set[Alloc]:
         """The tensors that the kernel writes anywhere."""
@@ -38,7 +40,11 @@ def keep(lowering: Lowering) -> None:
     def visit(body: list[Node], loops: dict[Var, int], times: int) -> None:
         for node in body:
             if isinstance(node, Run):
-                if node.call.kind != abi.K_MM or times < AGAIN:
+                if node.call.kind != abi.K_MM:
+                    continue
+                if dots:
+                    node.call = redescribed(node.call, dot=1)
+                if times < AGAIN:
                     continue  # it runs once
                 found = [0, 0]
                 for operand in (0, 1):

@@ -8,11 +8,10 @@ order of the additions stays, so no bit changes.
 from __future__ import annotations
 
 import ctypes as C
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opennki.execute import abi
-from opennki.execute.calls import Call, space
+from opennki.execute.calls import Call, redescribed, space
 from opennki.execute.nodes import Loop, Made, Node, Run, inner
 from opennki.execute.parallel import used
 from opennki.execute.shapes import joined
@@ -38,7 +37,7 @@ def add_up(lowering: Lowering, body: list[Node]) -> None:
             zeros = _zeros(body, place, gone)
             if zeros is not None:
                 gone.add(zeros)
-                node.call = _changed(node.call, accumulate=abi.ADDS_TO_ZERO)
+                node.call = redescribed(node.call, accumulate=abi.ADDS_TO_ZERO)
     if gone:
         body[:] = [node for place, node in enumerate(body) if place not in gone]
 
@@ -58,8 +57,8 @@ def _one_call(loop: Loop) -> Run | None:
     if blocks > 1 and steps != [blocks * call.what.s_block, blocks * call.what.m_block]:
         return None
     if blocks == 1:
-        call = _changed(call, s_block=steps[0], m_block=steps[1])
-    call = _changed(call, blocks=loop.trips * blocks)
+        call = redescribed(call, s_block=steps[0], m_block=steps[1])
+    call = redescribed(call, blocks=loop.trips * blocks)
     call.addresses = [(_at_first(e, loop.var), of) for e, of in call.addresses]
     run.call = call
     return run
@@ -67,14 +66,6 @@ def _one_call(loop: Loop) -> Run | None:
 
 def _at_first(expr: Affine, var: Var) -> Affine:
     return Affine(expr.const, tuple(term for term in expr.terms if term[0] is not var))
-
-
-def _changed(call: Call, **fields: Any) -> Call:
-    """The call with other fields of its descriptor, which it may share."""
-    what = type(call.what).from_buffer_copy(call.what)
-    for name, value in fields.items():
-        setattr(what, name, value)
-    return replace(call, what=what)
 
 
 def _zeros(body: list[Node], place: int, gone: set[int]) -> int | None:

@@ -60,7 +60,7 @@ def place(payload: bytes, lib: Any) -> Path | None:
         parts = (payload, _sources(), _library(str(lib._name), build.cpu_level()[0]))
     except OSError:
         return None
-    text = repr((parts, tape_file.FORMAT, __version__, abi.ABI, settings.current().precise_fp))
+    text = repr((parts, tape_file.FORMAT, __version__, abi.ABI, settings.raw(*settings.NUMERICS)))
     return folder() / (hashlib.sha256(text.encode()).hexdigest()[:40] + SUFFIX)
 
 

@@ -236,7 +236,7 @@ class FrameworkKernel(TraceKernel):
             options.flags,
             options.old_style,
             compile_opts(self),
-            settings.current().precise_fp,
+            settings.raw(*settings.NUMERICS),
             captured(self.func),
         )
 

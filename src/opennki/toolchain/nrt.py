@@ -202,7 +202,7 @@ def _shown(array: Any) -> str:
 def _prepared(neff: Neff, source_root: str) -> Prepared:
     """The plan of a NEFF's kernel, kept for the next load of the same content under the same settings."""
     checks = settings.current().call_checks
-    key = neff.digest, source_root, settings.raw("call_checks", "executor", "cpu_level", "num_threads", "precise_fp")
+    key = neff.digest, source_root, settings.raw("call_checks", "executor", "cpu_level", "num_threads", *settings.NUMERICS)
     with _lock:
         found = _LOADED.get(key)
         if found is not None:

@@ -26,7 +26,7 @@ _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _PLAIN = frozenset({int, bool, str, type(None)})
 DENSE, _keys_of = ops.DENSE, ops.keys_of
 _KEPT_CALLS = 1024
-_settings = settings.reader("platform_target_override", "precise_fp", "torch_dtypes", "eager")
+_settings = settings.reader("platform_target_override", "torch_dtypes", "eager", *settings.NUMERICS)
 
 _rules: weakref.WeakKeyDictionary[Callable[..., Any], ops.Rule] = weakref.WeakKeyDictionary()
 _rules_given = 0  # how often one was given

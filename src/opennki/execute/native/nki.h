@@ -117,6 +117,9 @@ typedef struct {
     int32_t accumulate;                   /* enum nki_adds */
     int32_t blocks;                       /* products that are added up, one after the other; 0 is 1 */
     int64_t s_block, m_block;             /* bytes from the operands of one to those of the next */
+    int32_t dot;                          /* of operands that are summed in pairs: the CPU's dot instructions do, whatever their order of
+                                           * additions, and denormals may be zero */
+    int32_t pad;
 } nki_mm;
 
 /* Each product is complete before it is added. Where it is added to zero, -0 becomes 0. */
@@ -150,7 +153,10 @@ int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, c
                   const void *kept_m);
 size_t nki_tiles_kept(const nki_mm *k, int moving);
 void nki_tiles_keep(const nki_mm *k, int moving, const char *at, void *packed);
-int nki_tiles_use(int wanted); /* 0: leave the tile unit alone, from now on; returns whether it is used */
+/* From now on leave the tile unit alone, use it where it is there (as from the start), or let `dot` products have dot instructions in its
+ * place, even slow ones; returns whether that is so. */
+enum { NKI_NO_TILES, NKI_TILES, NKI_DOTS };
+int nki_tiles_use(int wanted);
 
 /* ---- copies, bit by bit, of 1, 2, 4 or 8 byte elements with any strides ---------------------------------- */
 typedef struct {

@@ -1,4 +1,5 @@
-/* Products of bfloat16 by the tile unit of x86-64 CPUs (AMX): 16 x 32 by 32 x 16 in one instruction.
+/* Products of bfloat16 by the tile unit of x86-64 CPUs (AMX): 16 x 32 by 32 x 16 in one instruction; or, where that is asked for, by the
+ * dot instructions of their vectors.
  *
  * The unit sums in the order of pairs (nki.h), each step an FMA that is rounded once. It takes denormals for zeros, and
  * gives zeros in the place of denormals; operands whose products are whole multiples of a normal number never meet them,
@@ -21,7 +22,16 @@ enum { SIDE = 16, DEEP = NKI_PAIRS, TILE = SIDE * DEEP * 2 }; /* rows or columns
 enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };         /* arch_prctl */
 enum { SMALLEST = 142 }; /* sum of the exponents (biased) of two numbers, 14 places above the smallest normal one */
 
-static int use = -1; /* not known yet */
+static int use = -1;  /* not known yet */
+static int dots = -1;
+
+/* Whether the dot instructions of vectors are there, and worth it: those of Intel's CPUs take as long as four FMAs, of which they would save
+ * two. */
+static int dots_there(int slow_too) {
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return 0;
+    return slow_too || !__get_cpuid(0, &a, &b, &c, &d) || b != signature_INTEL_ebx;
+}
 
 static int there(void) {
     unsigned a, b, c, d;
@@ -34,9 +44,10 @@ static int there(void) {
 }
 
 int nki_tiles_use(int wanted) {
-    const int now = wanted && there();
+    const int now = wanted == NKI_TILES && there();
     __atomic_store_n(&use, now, __ATOMIC_RELAXED);
-    return now;
+    __atomic_store_n(&dots, dots_there(wanted == NKI_DOTS), __ATOMIC_RELAXED);
+    return wanted == NKI_DOTS ? dots_there(1) : now;
 }
 
 /* An operand is packed in strips of 32 columns, two rows of `deep` tiles each; all strips of a block, then those of the next. Blocks are
@@ -54,6 +65,7 @@ static int worth(const nki_mm *k) { return k->K >= 8 && (int64_t)k->M * k->N >= 
 /* Results of one block and of those before it, the strips of one operand, and a strip of the other. */
 enum { ROOM = 4 * TILE };
 typedef float f32_any __attribute__((aligned(1), may_alias));
+typedef int32_t i32_any __attribute__((aligned(1), may_alias));
 size_t nki_tiles_scratch(const nki_mm *k) {
     return worth(k) ? (size_t)((strips(k->M) + 1) * strip_of(k) * group_of(k) + 2 * ROOM) : 0;
 }
@@ -160,7 +172,7 @@ static void pack(const operand *o, int K, int k0, int first, int turned, char *t
 }
 
 /* 32 x 32 results in `out`, from two rows of packed tiles. */
-static WITH_TILES void block(const char *a, const char *b, int64_t row, int deep, char *out, int64_t pitch) {
+static WITH_TILES void block_of_tiles(const char *a, const char *b, int64_t row, int deep, char *out, int64_t pitch) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -213,6 +225,34 @@ static void put(const nki_mm *k, int before, char *d, const float *sum, const fl
     }
 }
 
+/* The same by the dot instructions of vectors: each lane has a column, each of 8 rows its own sums. */
+#define WITH_DOTS __attribute__((target("avx512bf16")))
+static WITH_DOTS void block_of_dots(const char *a, const char *b, int64_t row, int deep, char *out, int64_t pitch) {
+    enum { AT_ONCE = 8 };
+    for (int m = 0; m < 2 * SIDE; m += AT_ONCE) {
+        __m512 sum[AT_ONCE][2];
+        const char *left = a + m / SIDE * row + m % SIDE * DEEP * 2;
+#pragma GCC unroll 8
+        for (int i = 0; i < AT_ONCE; i++) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
+        for (int t = 0; t < deep; t++)
+            for (int pair = 0; pair < SIDE; pair++) {
+                const __m512bh low = (__m512bh)_mm512_load_si512(b + t * TILE + pair * 64);
+                const __m512bh high = (__m512bh)_mm512_load_si512(b + row + t * TILE + pair * 64);
+#pragma GCC unroll 8
+                for (int i = 0; i < AT_ONCE; i++) {
+                    const __m512bh one = (__m512bh)_mm512_set1_epi32(*(const i32_any *)(const void *)(left + t * TILE + i * 64 + pair * 4));
+                    sum[i][0] = _mm512_dpbf16_ps(sum[i][0], one, low);
+                    sum[i][1] = _mm512_dpbf16_ps(sum[i][1], one, high);
+                }
+            }
+#pragma GCC unroll 8
+        for (int i = 0; i < AT_ONCE; i++) {
+            _mm512_storeu_ps(out + (m + i) * pitch, sum[i][0]);
+            _mm512_storeu_ps(out + (m + i) * pitch + 64, sum[i][1]);
+        }
+    }
+}
+
 static WITH_TILES void begin(void) {
     static const struct __attribute__((aligned(64))) {
         uint8_t palette, start, reserved[14];
@@ -251,13 +291,17 @@ static operand operand_of(const nki_mm *k, int moving, const char *at) {
 
 static int used(void) {
     const int now = __atomic_load_n(&use, __ATOMIC_RELAXED);
-    return now < 0 ? nki_tiles_use(1) : now;
+    return now < 0 ? nki_tiles_use(NKI_TILES) : now;
 }
+
+/* What computes a product from packed operands; NONE: nothing here. */
+enum way { NONE, UNIT, DOTS };
+static enum way way_of(const nki_mm *k) { return !worth(k) ? NONE : used() ? UNIT : k->dot && __atomic_load_n(&dots, __ATOMIC_RELAXED) ? DOTS : NONE; }
 
 static int64_t block_of(const nki_mm *k, int n) { return strips(n) * strip_of(k); } /* all strips of a block */
 
 size_t nki_tiles_kept(const nki_mm *k, int moving) {
-    return used() && worth(k) ? (size_t)(block_of(k, moving ? k->N : k->M) * nki_blocks(k)) + 64 : 0;
+    return way_of(k) ? (size_t)(block_of(k, moving ? k->N : k->M) * nki_blocks(k)) + 64 : 0;
 }
 
 /* The smallest exponent is behind the strips. */
@@ -277,10 +321,11 @@ typedef struct {
 } packed;
 
 /* The results of a strip of rows and one of columns, from some blocks. */
-static void meet(const nki_mm *k, int adds, int blocks, packed a, packed b, int m, int n, char *dst, char *room) {
+static void meet(const nki_mm *k, enum way way, int adds, int blocks, packed a, packed b, int m, int n, char *dst, char *room) {
     const int rows = k->M - m < 2 * SIDE ? k->M - m : 2 * SIDE, cols = k->N - n < 2 * SIDE ? k->N - n : 2 * SIDE, deep = deep_of(k);
     const int before = adds == NKI_ADDS_TO_RESULT, whole = k->d_stride[1] == 4 && rows == 2 * SIDE && cols == 2 * SIDE;
     const int64_t half = strip_of(k) / 2, pitch = 2 * SIDE * 4;
+    void (*const block)(const char *, const char *, int64_t, int, char *, int64_t) = way == UNIT ? block_of_tiles : block_of_dots;
     char *d = dst + m * k->d_stride[0] + n * k->d_stride[1];
     if (blocks == 1 && whole && !before) {
         block(a.at, b.at, half, deep, d, k->d_stride[0]);
@@ -298,8 +343,8 @@ static void meet(const nki_mm *k, int adds, int blocks, packed a, packed b, int 
 }
 
 /* Some blocks. `kept`: the same of operands that are kept, else NULL. Where the unit would not do, the rest is computed without it. */
-static void group(const nki_mm *k, const operand *a, const operand *b, char *dst, char *scratch, const char *kept_a, const char *kept_b, int of_a,
-                  int of_b) {
+static void group(const nki_mm *k, enum way way, const operand *a, const operand *b, char *dst, char *scratch, const char *kept_a,
+                  const char *kept_b, int of_a, int of_b) {
     const int blocks = k->blocks;
     const int64_t strip = strip_of(k), step = 2 * SIDE;
     char *room = scratch, *right = room + 2 * ROOM, *left = right + strip * blocks;
@@ -308,21 +353,21 @@ static void group(const nki_mm *k, const operand *a, const operand *b, char *dst
     int least = kept_b ? of_b : kept_a ? of_a : pack_all(a, k, blocks, 0, left);
     const packed all = {kept_b ? kept_b : kept_a ? kept_a : left, block_of(k, kept_b ? k->N : k->M)};
     if (kept_b && kept_a) least = least + of_a < SMALLEST ? -1 : least;
-    begin();
+    if (way == UNIT) begin();
     for (int first = 0; first < by->n; first += (int)step) {
         packed one = {right, strip};
-        int fits = least >= 0;
+        int fits = least >= 0 || k->dot;
         if (kept_b && kept_a) {
             one = (packed){kept_a + first / step * strip, block_of(k, k->M)};
         } else if (fits) {
             operand part = *by;
             for (int i = 0; i < blocks && fits; i++, part.at += by->block) {
                 const int e = pack_strip(&part, k->K, first, by == b, right + i * strip);
-                fits = e >= 0 && e + least >= SMALLEST;
+                fits = (e >= 0 && e + least >= SMALLEST) || k->dot;
             }
         }
         if (!fits) {
-            end();
+            if (way == UNIT) end();
             *(by == a ? &rest.M : &rest.N) -= first;
             nki_mm_vectors(&rest, a->at + (by == a) * first * a->step, b->at + (by == b) * first * b->step,
                            dst + first * k->d_stride[by == b], scratch);
@@ -331,24 +376,25 @@ static void group(const nki_mm *k, const operand *a, const operand *b, char *dst
         packed other = all;
         for (int n = 0; n < (by == a ? k->N : k->M); n += (int)step, other.at += strip) {
             if (by == a)
-                meet(k, k->accumulate, blocks, one, other, first, n, dst, room);
+                meet(k, way, k->accumulate, blocks, one, other, first, n, dst, room);
             else
-                meet(k, k->accumulate, blocks, other, one, n, first, dst, room);
+                meet(k, way, k->accumulate, blocks, other, one, n, first, dst, room);
         }
     }
-    end();
+    if (way == UNIT) end();
 }
 
 int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
                   const void *kept_m) {
-    if (!used() || !worth(k)) return 0;
+    const enum way way = way_of(k);
+    if (!way) return 0;
     operand a = operand_of(k, 0, stationary), b = operand_of(k, 1, moving);
     const int of_a = kept_s ? *exponent_of(k, 0, kept_s) : 0, of_b = kept_m ? *exponent_of(k, 1, kept_m) : 0, all = nki_blocks(k);
     nki_mm some = *k;
     for (int i = 0; i < all; i += some.blocks) {
         some.blocks = all - i < group_of(k) ? all - i : group_of(k);
         some.accumulate = nki_adds_then(k, i);
-        group(&some, &a, &b, dst, scratch, kept_s ? (const char *)kept_s + i * block_of(k, k->M) : NULL,
+        group(&some, way, &a, &b, dst, scratch, kept_s ? (const char *)kept_s + i * block_of(k, k->M) : NULL,
               kept_m ? (const char *)kept_m + i * block_of(k, k->N) : NULL, of_a, of_b);
         a.at += some.blocks * a.block, b.at += some.blocks * b.block;
     }
