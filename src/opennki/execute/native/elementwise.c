@@ -249,7 +249,7 @@ static int prepare(run *r, char *const *at, const int32_t *chosen, const int8_t 
             place(r, at, p);
             buffers = assign(r, p, buffer, idle, buffers);
         }
-        for (int i = p->first; i < p->first + p->count; i++) nki_choose_step(r, &r->ops[i]);
+        for (int i = p->first; i < p->first + p->count; i++) nki_choose_step(r, &r->ops[i], r->ops + p->first + p->count);
         if (!p->row) nki_find_chains(r, p, links + 3 * p->first);
     }
     return buffers;

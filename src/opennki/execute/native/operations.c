@@ -259,10 +259,10 @@ static void choose_parts(const run *r, const op *o, const chunk *c) {
             memmove(d + end[part], s + end[part], (size_t)(end[part + 1] - end[part]) * 4);
     }
 }
-static op *only_predicate(const run *r, const op *o) {
+static op *only_predicate(const run *r, const op *o, const op *end) {
     op *p = &r->ops[r->used[o->c][0]];
     if (r->is_row[o->c] || p->code != NKI_PRED || r->m != 1) return NULL;
-    for (const op *q = p + 1; q < r->ops + r->k->n_uops; q++)
+    for (const op *q = p + 1; q < end; q++)
         if (q != o && (q->a == o->c || q->b == o->c || q->c == o->c)) return NULL;
     return p;
 }
@@ -298,7 +298,7 @@ static int side_by_side(const run *r, const op *o) {
     return nki_contiguous(r, t, r->m, r->l) && nki_to_next_row(r, t->stride) == n * nki_types[t->dtype].size;
 }
 
-void nki_choose_step(const run *r, op *o) {
+void nki_choose_step(const run *r, op *o, const op *end) {
     o->go = NULL;
     switch (o->code) {
     case NKI_LOAD:
@@ -328,7 +328,7 @@ void nki_choose_step(const run *r, op *o) {
             o->go = r->is_narrow[o->a] | r->is_narrow[o->b] | r->is_narrow[o->d] ? binary_narrow : r->is_row[o->b] ? binary_vs : r->is_row[o->a] ? binary_sv : binary_vv;
         break;
     case NKI_SELECT: {
-        op *p = o->uniform ? NULL : only_predicate(r, o);
+        op *p = o->uniform ? NULL : only_predicate(r, o, end);
         o->go = p ? choose_parts : choose;
         if (p) p->go = NULL, o->tile = p->tile;
         break;

@@ -82,8 +82,8 @@ static inline int nki_loads(const op *o) { return o->code == NKI_LOAD || o->code
 static inline int nki_stores(const op *o) { return o->code == NKI_STORE || o->code == NKI_STORE_RAW; }
 
 void nki_trees(const run *r, const op *o, const chunk *c);
-/* How an operation runs, after everything else about it is known. */
-void nki_choose_step(const run *r, op *o);
+/* How an operation runs, after everything else about it and its phase, which ends there, is known. */
+void nki_choose_step(const run *r, op *o, const op *end);
 
 /* Makes chains of the operations of a phase, when everything else about them is known; `links`: room for three per operation. */
 void nki_find_chains(const run *r, const nki_phase *p, nki_link *links);
