@@ -12,7 +12,7 @@ from tests.execute import differ
 from tests.execute.agree import both
 from tests.execute.test_passes import traced
 
-from opennki.execute import tape_file, templates
+from opennki.execute import abi, tape_file, templates
 from opennki.execute.executor import executor_of
 from opennki.execute.group import MAX_GROUP
 from opennki.execute.instruction import Instruction
@@ -219,6 +219,41 @@ def test_indices_that_are_not_proven_are_of_the_instruction():
     assert len(bounded) > 40 and len({id(call.what) for call in bounded}) < 20
     assert sorted(bound[-1] for call in bounded for bound in call.bounds) == list(range(1, len(made.broken) + 1))
     assert both(kernel, [X])
+
+
+def gathered(x, rows, count):
+    """Rows of one tensor, named at run time, put into windows of another one, and some of them back."""
+    out = nl.ndarray((64, 256), dtype=nl.float32, buffer=nl.shared_hbm)
+    draw = random.Random(count)
+    nl.store(out, nl.load(x[0:64]))
+    named = nl.load(rows)
+    these, columns = nl.arange(16)[:, None], nl.arange(32)[None, :]
+    for _ in range(count):
+        which, start, there = draw.randrange(rows.shape[1]), draw.randrange(224), draw.randrange(224)
+        tile = nl.load(x[named[these, which], columns + start])
+        if draw.randrange(2):
+            nl.store(out[named[these, which], columns + there], nl.multiply(tile, 0.5))
+        else:
+            nl.store(out[these, columns + there], tile)
+    return out
+
+
+def test_runtime_indices_are_of_the_instruction():
+    x = np.random.default_rng(4).standard_normal((64, 256)).astype(np.float32)
+    rows = np.stack([np.random.default_rng(n).permutation(64)[:16] for n in range(8)], 1).astype(np.int32)
+    kernel = traced(gathered, x, rows, 80)
+    made = lowered(kernel)
+    steps = [call for call in made.calls if call.kind == abi.K_STEPS]
+    assert len(steps) > 100 and len({id(call.what) for call in steps}) < 8
+    assert [call.errors for call in steps] == list(range(len(steps))) and len(made.broken) == len(steps)
+    assert both(kernel, [x, rows])
+    rows[3, 5] = 64  # the first instruction that meets it says so
+    errors = []
+    for checks in ("full", "off"):
+        with pytest.raises(IndexError) as info:
+            nki.simulate_kernel(nki.jit(gathered, platform_target="trn2"), x, rows, 80, checks=checks)
+        errors.append((str(info.value), str(info.value.__cause__)))
+    assert errors[0] == errors[1]
 
 
 @pytest.mark.parametrize("rank", [7, 8])

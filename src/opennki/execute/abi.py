@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from opennki.isa.scalar import SCALAR
 
-ABI = 2
+ABI = 3
 RANK = 8
 CHUNK = 1024
 SHORT = 64  # elements below which a row is taken together with its neighbours

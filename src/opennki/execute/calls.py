@@ -38,6 +38,7 @@ class Call:
     instrs: tuple[Instr, ...] = ()  # what it computes
     whole: bool = False  # the mask decides whether it runs, and narrows nothing
     places: tuple[int, int] = (0, 0)  # of a product: places of each operand that is packed once and kept, see execute.keep
+    errors: int = 0  # of steps: how many are reported before those of its descriptor, which count from 1
     sources: list[tuple[int, int]] = field(default_factory=list)  # what it was made from: number of each operand, and bytes into it
 
     @property

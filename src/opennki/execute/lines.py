@@ -21,7 +21,7 @@ from opennki.execute.record import Unsupported
 from opennki.execute.sites import Form, Part, Site, Tile, constant, predicates, relation
 from opennki.execute.templates import ASIS, Node, give_back, take
 from opennki.interpret.steps import Plan
-from opennki.interpret.views import View
+from opennki.interpret.views import Dynamic, View
 from opennki.ir.affine import Affine, Range, Var
 from opennki.ir.nodes import Access, Alloc, Instr, statements
 from opennki.isa.declare import ISA
@@ -99,8 +99,11 @@ class Lines:
                 part = self._part(value, site)
                 if part is None:
                     return None
+                number = len(parts)
                 parts.append(part)
                 key.append(part[4].number)
+                if number in site.starts and not self._indexed(value, number, site, key):
+                    return None
                 if value.mask:
                     key.append(predicates(value.mask, site.exprs))
             else:
@@ -126,6 +129,19 @@ class Lines:
             return None  # an array comes with it
         return None if site.form is None else site
 
+    def _indexed(self, access: Access, number: int, site: Site, key: list[Any]) -> bool:
+        """Take in the tiles that runtime indices are read from; False where that is beyond what is looked at."""
+        site.exprs.append(site.starts[number])
+        for axis, dim in enumerate(access.dims):
+            if dim.dyn is not None:
+                part = self._part(dim.dyn, site)
+                if part is None or len(site.parts) in site.starts:
+                    return False
+                site.parts.append(part)
+                site.exprs.append(dim.base)
+                key.append(("at", axis, part[4].number))
+        return not site.unproven
+
     def _part(self, access: Access, site: Site) -> Part | None:
         slot, kind, _ = self.allocs.get(access.alloc) or self._alloc(access.alloc)
         dims = access.dims
@@ -141,11 +157,13 @@ class Lines:
             return None
         offset = 0
         terms: Any = ()
+        dynamic = False
         for axis, (dim, (unit, low, high)) in enumerate(zip(dims, tile.dims)):
             base = dim.base
             if dim.dyn is not None:
-                return None
-            if base.terms:
+                dynamic = True
+                terms = Affine(0, terms).add(Affine(0, base.terms).scale(unit)).terms
+            elif base.terms:
                 least, most = base.range(site.ranges)
                 if least < low or most > high:
                     site.unproven.append((len(site.parts), axis))
@@ -153,6 +171,9 @@ class Lines:
             elif not low <= base.const <= high:
                 site.unproven.append((len(site.parts), axis))
             offset += base.const * unit
+        if dynamic:
+            site.starts[len(site.parts)] = Affine(offset, terms)
+            offset, terms = 0, ()
         return access, slot, offset, terms, tile, (slot, offset, terms, tile.place)
 
     def _form(self, site: Site) -> Form | None:
@@ -172,6 +193,10 @@ class Lines:
 
             def view(access: Access, layout: Any, ranges: Any, what: str, loc: Any, masked: bool = False) -> View:
                 number = numbers[id(access)]
+                if number in site.starts:
+                    made = View(access, layout, ranges, what, loc, masked)
+                    lowering.offsets[made] = site.starts[number]
+                    return made
                 return placed(lowering, site.parts[number], what, loc, [axis for n, axis in site.unproven if n == number])
 
             plan = Plan(instr, lowering.layout, site.ranges, tape.kernel.loc(instr.loc), set(), lowering.loops, tape.seed, (), view)
@@ -388,8 +413,11 @@ class Lines:
         if len(lowering.fallbacks) != marks[2] or not all(isinstance(node, Run) for node in made):
             return ASIS
         reported = [bound[-1] for node in made for bound in node.call.bounds]
-        if reported != list(range(marks[1] + 1, len(lowering.broken) + 1)):
+        failed = lowering.broken[marks[1] : len(lowering.broken) - len(reported)]  # by runtime indices: of steps, which are a call alone
+        if reported != list(range(marks[1] + 1 + len(failed), len(lowering.broken) + 1)):
             return ASIS  # there are errors besides those of indices
+        if failed and (len(made) != 1 or any(not isinstance(broken, Broken) or broken.axis is not None for broken in failed)):
+            return ASIS
         views: dict[int, int] = {}
         accesses: dict[int, int] = {}
         exprs: dict[int, int] = {}
@@ -420,10 +448,12 @@ class Lines:
             if any(id(e) not in exprs for e in (*call.preds, *call.indices, *(c[0] for c in call.clips))):
                 return ASIS  # not the expression of an operand, but computed from it
             template.append((
-                {**call.__dict__, **_OF_KERNEL}, [(views[n], extra) for n, extra in call.sources],
+                {**call.__dict__, **_OF_KERNEL},
+                [(views[n] if n in views else accesses[id(lowering.views[n].access)], extra) for n, extra in call.sources],
                 [(accesses[id(a)], w) for a, w in node.touches],
                 [instrs[i] for i in call.instrs], [exprs[id(e)] for e in call.preds], [exprs[id(e)] for e in call.indices],
                 [(exprs[id(e)], axis, stride) for e, axis, stride in call.clips], bounds,
+                [(accesses[id(broken.view.access)], broken.view.what) for broken in failed],
             ))  # fmt: skip
         return template
 
@@ -433,7 +463,7 @@ class Lines:
         parts = sites[0].parts if len(sites) == 1 else [part for site in sites for part in site.parts]
         exprs = [e for site in sites for e in site.exprs]
         linear = self.lowering.linear
-        for fields, sources, touches, instrs, preds, indices, clips, bounds in template:
+        for fields, sources, touches, instrs, preds, indices, clips, bounds, failed in template:
             addresses = []
             for n, extra in sources:
                 _, slot, offset, terms, _, _ = parts[n]
@@ -441,6 +471,10 @@ class Lines:
                 addresses.append((linear(expr) if terms else expr, slot))
             made = Call.__new__(Call)
             made.__dict__.update(fields, addresses=addresses, instrs=tuple([sites[n].instr for n in instrs]))
+            if failed:
+                made.errors = len(self.lowering.broken)
+                for n, what in failed:
+                    self._broken(parts[n], None, what, sites[0])
             if bounds:
                 made.bounds = [self._bound(parts[n], axis, along, what, sites[0]) for n, axis, along, what in bounds]
             if preds or indices or clips:
@@ -450,9 +484,16 @@ class Lines:
 
     def _bound(self, part: Part, axis: int, along: Any, what: str, site: Site) -> Any:
         """The check of an index that may be outside of its tensor."""
-        view = placed(self.lowering, part, what, self.lowering.tape.kernel.loc(site.instr.loc))
-        self.lowering.broken.append(Broken(view, axis))
+        self._broken(part, axis, what, site)
         return self.lowering.linear(part[0].dims[axis].base), *along, len(self.lowering.broken)
+
+    def _broken(self, part: Part, axis: int | None, what: str, site: Site) -> None:
+        """What is reported of an index that is outside; axis None: one that was read from memory."""
+        view = placed(self.lowering, part, what, self.lowering.tape.kernel.loc(site.instr.loc))
+        if axis is None:
+            view.dynamic = Dynamic.__new__(Dynamic)
+            view.dynamic.view = view
+        self.lowering.broken.append(Broken(view, axis))
 
 
 def _order(one: Site | _Line) -> int:

@@ -76,15 +76,17 @@ class Site:
     """One instruction of a line. `parts`: for each of its accesses the access, the slot of its tensor, where in it it begins (bytes, and
     terms), its form, and a name that is equal for equal places. `exprs`: the expressions of its masks, and those that are operands;
     `tests`: those of the branches that it is in, if it shall not stay there (the last ones of `exprs`). `unproven`: the dimensions whose
-    index is not proven to be inside, as number of the part and axis."""
+    index is not proven to be inside, as number of the part and axis; `starts`: of parts with runtime indices, where they begin
+    without them."""
 
-    __slots__ = ("exprs", "form", "instr", "order", "parts", "ranges", "real", "tests", "unproven")
+    __slots__ = ("exprs", "form", "instr", "order", "parts", "ranges", "real", "starts", "tests", "unproven")
 
     def __init__(self, instr: Instr, ranges: dict[Var, Range], tests: tuple[Affine, ...] = ()) -> None:
         self.instr, self.ranges, self.tests = instr, ranges, tests
         self.parts: list[Part] = []
         self.exprs: list[Affine] = []
         self.unproven: list[tuple[int, int]] = []
+        self.starts: dict[int, Affine] = {}
         self.form: Any = None
         self.real: Instruction | None = None
         self.order = 0

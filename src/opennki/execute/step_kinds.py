@@ -253,10 +253,8 @@ def _fetch(steps: Steps, source: int, tile_: Sym, truth: Sym | None, scatters: b
     what.shape[:rank], what.t_stride[:rank], what.o_stride[:rank] = view.shape, view.strides, tile_.strides
     if truth is not None and truth is not tile_:
         what.m_stride[:rank] = truth.strides
-    base = Affine()
     indices, sources, n = [], [source, tile_.source], 0
     for axis, (dim, unit, index, size) in enumerate(zip(view.dims, view.steps, dynamic.tiles, view.access.view_shape, strict=True)):
-        base = base.add(dim.base.scale(unit * view.itemsize))
         if index is None:
             continue
         if n == S.AXES:
@@ -277,8 +275,8 @@ def _fetch(steps: Steps, source: int, tile_: Sym, truth: Sym | None, scatters: b
     what.n_axes = n
     if truth is not None:
         sources.append(truth.source)
-    error = 0 if dynamic.skip else steps.one.report(view, None)
-    steps.add(S.S_FETCH, what, sources, view.shape, tile_.axes, (), [base, *indices], error)
+    error = 0 if dynamic.skip else steps.one.report(view, None) - steps.errors
+    steps.add(S.S_FETCH, what, sources, view.shape, tile_.axes, (), [steps.one.begin(view), *indices], error)
 
 
 # ---- random numbers ------------------------------------------------------------------------------------------------------

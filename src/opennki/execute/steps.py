@@ -43,6 +43,7 @@ class Steps:
     def __init__(self, one: Instruction) -> None:
         self.one, self.lowering = one, one.lowering
         self.addresses: list[tuple[Affine, int]] = []
+        self.errors = len(self.lowering.broken)  # before those of its steps
         self.numbers: dict[int, int] = {}  # of an operand -> of its address
         self.made: list[Made] = []
         self.room = 0
@@ -69,6 +70,7 @@ class Steps:
             raise Unsupported("more operands than a call takes")
         call = Call(abi.K_STEPS, what, self.addresses, iteration, whole=one.whole, sources=[(n, 0) for n in self.numbers])
         call.clips, call.preds, call.indices = list(one.clips), self.preds, self.indices
+        call.errors = self.errors
         self._bounds(call)
         return call
 

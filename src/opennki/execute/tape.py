@@ -128,6 +128,8 @@ class Native:
             return expr.const, first | len(expr.terms) << 32
 
         def kept(call: Call) -> tuple[int, int]:
+            if not any(call.places):
+                return (call.errors, -1) if call.kind == abi.K_STEPS else (-1, -1)
             numbers = [-1, -1]
             for operand, places in enumerate(call.places):
                 if places:
@@ -154,7 +156,7 @@ class Native:
                 exprs.extend(affine(e))
             _CALL.pack_into(
                 calls, number * _CALL.size, c.kind, rank, what, *c.shape, *_PADS[rank], len(c.addresses), len(c.bounds), len(c.clips),
-                len(c.preds), len(c.indices), c.whole, *(kept(c) if any(c.places) else (-1, -1)), *starts, starts[3] + 16 * len(c.preds),
+                len(c.preds), len(c.indices), c.whole, *kept(c), *starts, starts[3] + 16 * len(c.preds),
             )  # fmt: skip
         image.ops = bytearray().join(_OP.pack(*op) for op in self.ops)
         for e in self.affines:

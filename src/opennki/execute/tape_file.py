@@ -25,7 +25,7 @@ from opennki.execute.step_layout import Made, What
 from opennki.execute.tape import CALL, Image
 
 MARK = b"ONKItape"
-FORMAT = 2
+FORMAT = 3
 MOST = 256 << 20  # bytes of a file
 _HEAD = struct.Struct("<8s32sII")  # mark, checksum of what follows it, format, bytes of the header
 _TABLES = ("addresses", "bounds", "clips", "exprs", "affines", "tests", "terms", "keeps")
@@ -272,7 +272,8 @@ def _checked(image: Image, names: list[str]) -> None:
     calls = np.frombuffer(bytes(image.calls), CALL)
     n_keeps = len(image.keeps) // 2
     _need(((calls["rank"] >= 0) & (calls["rank"] <= abi.RANK)).all() and (calls["counts"] >= 0).all(), "a call")
-    _need((calls["what"] < len(names)).all() and ((calls["keep"] >= -1) & (calls["keep"] < n_keeps)).all(), "a call")
+    most = np.where(calls["kind"] == abi.K_STEPS, 1 << 31, n_keeps)[:, None]
+    _need((calls["what"] < len(names)).all() and ((calls["keep"] >= -1) & (calls["keep"] < most)).all(), "a call")
     _need((calls["counts"][:, 0] <= abi.MAX_ADDRESSES).all() and (calls["counts"][:, 3:] <= abi.MAX_EXPRESSIONS).all(), "a call")
     for n, (name, (table, size)) in enumerate(places.items()):
         ends = calls[name] // size + calls["counts"][:, n].astype(np.uint64)

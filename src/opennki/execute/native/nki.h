@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NKI_ABI 2
+#define NKI_ABI 3
 #define NKI_RANK 8     /* iteration dimensions of a tile, after those that belong together are joined */
 #define NKI_CHUNK 1024 /* elements of a vector register */
 #define NKI_LANES 32   /* lanes of a reduction: element index mod 32, then a binary tree (design "Numerics") */
@@ -230,7 +230,7 @@ typedef struct {
     int64_t shape[NKI_RANK]; /* iteration space, for masks and bounds */
     int32_t n_addresses, n_bounds, n_clips, n_preds, n_indices;
     int32_t whole;   /* clips decide whether it runs, and narrow nothing */
-    int32_t keep[2]; /* of a product: number of the nki_keep of each operand; -1: it is not kept */
+    int32_t keep[2]; /* of a product: number of the nki_keep of each operand; -1: it is not kept. Of steps: errors before its own */
     const nki_address *addresses;
     const nki_bound *bounds;
     const nki_guard *clips;

@@ -29,7 +29,7 @@ typedef struct {
     int32_t axis[NKI_RANK];     /* the dimension of the call's iteration space that narrows it; -1: none */
     int32_t n_operands, n_preds, n_indices;
     int32_t again;              /* > 0: this and the next again - 1 steps run for one row of the iteration space after the other */
-    int64_t error;
+    int64_t error; /* counted from 1 in its call */
     const nki_operand *operands;
     const int32_t *preds, *indices; /* numbers among those of the call */
 } nki_step;

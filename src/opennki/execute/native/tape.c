@@ -87,7 +87,8 @@ static int64_t call(const nki_tape *t, nki_shelf *shelves, const nki_call *c, co
         int64_t preds[MAX_EXPRESSIONS], indices[MAX_EXPRESSIONS];
         for (int i = 0; i < c->n_preds; i++) preds[i] = value(t, c->preds + i, env);
         for (int i = 0; i < c->n_indices; i++) indices[i] = value(t, c->indices + i, env);
-        return nki_steps_run(c->what, at, preds, indices, lo, hi, scratch, wrong);
+        int64_t error = nki_steps_run(c->what, at, preds, indices, lo, hi, scratch, wrong);
+        return error ? error + c->keep[0] : 0;
     }
     }
     return 0;
