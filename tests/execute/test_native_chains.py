@@ -28,6 +28,8 @@ CHAINS = [
     "add square sum", "add write square sum", "add sum write", "times sum", "less_row times_row write", "less_row times write",
     "times_row times write", "times_row add_row write", "times_row add write", "times add write", "times add_row write",
     "times from write", "times_row from_row write", "add_row exp sum largest write", "times_row largest write narrow sum",
+    "chosen largest", "chosen largest write", "times_row chosen write", "times_row chosen largest keep", "times_row chosen largest write",
+    "chosen chosen largest", "exp chosen sum",
 ]  # fmt: skip
 SIZES = [(1, 64), (3, 1), (5, 40), (9, 128), (4, 300), (2, 1024), (2, 2500), (40, 33)]
 
@@ -53,7 +55,7 @@ def check(lib, steps, rows, n, draw):
     def tile(dtype="float32"):
         return np.zeros((rows, n + pad), STORAGE[dtype])[:, :n]
 
-    tiles, wanted, first, row_phase, last = [], [], [], [], []
+    tiles, wanted, first, row_phase, last, preds, bases = [], [], [], [], [], [], []
     register = iter(range(64))
 
     def operand(array, dtype="float32"):
@@ -80,6 +82,15 @@ def check(lib, steps, rows, n, draw):
                 stored(row_phase, made, reduce_free(value, fn, 1, keepdims=True), row=True)
             elif name in ("write", "narrow"):
                 stored(first, here, value, "bfloat16" if name == "narrow" else "float32")
+            elif name == "chosen":
+                truth, other, made = next(register), next(register), next(register)
+                down, along = draw.choice([(1, -1), (0, -1), (-2, 1), (0, 3), (1, 0)])
+                preds.append((down, along))
+                bases.append(draw.randint(-2 * n, 2 * n))
+                first += [uop(abi.PRED, truth, len(preds) - 1), uop(abi.CONST, other, imm=-3.0)]
+                first.append(uop(abi.SELECT, made, here, other, truth))
+                holds = bases[-1] + down * np.arange(rows)[:, None] + along * np.arange(n) >= 0
+                value, here = np.where(holds, value, np.float32(-3.0)), made
             elif name == "keep":
                 if any(op.code == abi.KEEP and op.a == here for op in first):
                     continue  # once is what lowering asks for
@@ -106,8 +117,8 @@ def check(lib, steps, rows, n, draw):
     # stores and kept rows come after everything of their phase, as lowering has it
     first.sort(key=lambda op: op.code in (abi.STORE, abi.KEEP))
     phases = [(False, first), (True, row_phase), (False, last)]
-    program = elementwise(1, 1, (rows, n), phases, [(a.strides, d) for a, d in tiles])
-    program.run(lib, [a.ctypes.data for a, _ in tiles])
+    program = elementwise(1, 1, (rows, n), phases, [(a.strides, d) for a, d in tiles], preds)
+    program.run(lib, [a.ctypes.data for a, _ in tiles], bases)
     for out, want, dtype in wanted:
         native.assert_same(out, dtypes.from_float32(want, dtype) if dtype != "float32" else want, (steps, rows, n, pad))
 
@@ -119,7 +130,7 @@ def test_chains(lib, chain):
 
 
 def test_random_chains(lib):
-    names = [*FUNCTIONS, "add_row", "times_row", "less_row", "from_row", "sum", "sum", "largest", "write", "narrow", "keep"]
+    names = [*FUNCTIONS, "add_row", "times_row", "less_row", "from_row", "sum", "sum", "largest", "write", "narrow", "keep", "chosen"]
     for seed in range(250):
         draw = random.Random(seed)
         steps = [draw.choice(names) for _ in range(draw.randint(2, 6))]

@@ -7,17 +7,18 @@
 #include "wide.h"
 
 #if defined(__AVX512F__)
-enum { FROM, WRITE, ADD_ROW, ADD, LESS_ROW, ROW_LESS, LESS, LESS_FROM, TIMES_ROW, TIMES, SQUARED, EXPONENTIAL, SUM, LARGEST, NARROW, NONE };
+enum { FROM, WRITE, ADD_ROW, ADD, LESS_ROW, ROW_LESS, LESS, LESS_FROM, TIMES_ROW, TIMES, SQUARED, EXPONENTIAL, CHOSEN, SUM, LARGEST, NARROW, NONE };
 enum { MOST_LINKS = 16, WIDTH = 64 }; /* elements that are in registers at a time */
 typedef struct {
     __m512 low, high; /* lanes of the fold */
     int numbers;      /* no NaN so far */
+    int64_t yes, no;  /* where the predicate of the choice holds */
 } state;
 
 static inline __m512 larger(__m512 a, __m512 b) { /* the first NaN stays */
     return _mm512_mask_mov_ps(_mm512_max_ps(a, b), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a);
 }
-static inline __mmask16 first_of(int n) { return (__mmask16)(n >= 16 ? 0xffff : n > 0 ? (1 << n) - 1 : 0); }
+static inline __mmask16 first_of(int64_t n) { return (__mmask16)(n >= 16 ? 0xffff : n > 0 ? (1 << n) - 1 : 0); }
 
 #define ALWAYS static inline __attribute__((always_inline))
 
@@ -73,13 +74,19 @@ ALWAYS void group(const int8_t *kinds, int count, char *const *at, const __m512 
 #define MAKE(j) v##j = nki_wide_exp(v##j);
             DO(EXPONENTIAL, MAKE)
 #undef MAKE
+        case CHOSEN:
+            if (s->yes <= i && s->no >= i + left) break;
+#define MAKE(j) v##j = _mm512_mask_mov_ps(row[k], first_of(s->no - i - 16 * j) & ~first_of(s->yes - i - 16 * j), v##j);
+            EACH(MAKE)
+#undef MAKE
+            break;
         case SUM:
             s->low = _mm512_mask_add_ps(s->low, m0, s->low, v0), s->high = _mm512_mask_add_ps(s->high, m1, s->high, v1);
             s->low = _mm512_mask_add_ps(s->low, m2, s->low, v2), s->high = _mm512_mask_add_ps(s->high, m3, s->high, v3);
             break;
         case LARGEST:
-            s->numbers &= !(_mm512_mask_cmp_ps_mask(m0, v0, v0, _CMP_UNORD_Q) | _mm512_mask_cmp_ps_mask(m1, v1, v1, _CMP_UNORD_Q) |
-                            _mm512_mask_cmp_ps_mask(m2, v2, v2, _CMP_UNORD_Q) | _mm512_mask_cmp_ps_mask(m3, v3, v3, _CMP_UNORD_Q));
+            /* what is in lanes beyond the end may be NaN too: then the slower way is taken */
+            s->numbers &= !(_mm512_cmp_ps_mask(v0, v1, _CMP_UNORD_Q) | _mm512_cmp_ps_mask(v2, v3, _CMP_UNORD_Q));
             if (__builtin_expect(whole & s->numbers, 1)) { /* whatever is joined first, the last of what is equal wins */
                 s->low = _mm512_max_ps(s->low, _mm512_max_ps(v0, v2)), s->high = _mm512_max_ps(s->high, _mm512_max_ps(v1, v3));
                 break;
@@ -102,25 +109,32 @@ ALWAYS void group(const int8_t *kinds, int count, char *const *at, const __m512 
     }
 }
 
-ALWAYS int takes_row(int kind) { return kind == ADD_ROW || kind == LESS_ROW || kind == ROW_LESS || kind == TIMES_ROW; }
+ALWAYS int takes_row(int kind) { return kind == ADD_ROW || kind == LESS_ROW || kind == ROW_LESS || kind == TIMES_ROW || kind == CHOSEN; }
 ALWAYS void chain(const run *r, const op *o, const chunk *c, const int8_t *kinds, int count) {
     const nki_link *links = o->links;
     const int n = c->m * c->l;
     char *at[MOST_LINKS];
     int64_t step[MOST_LINKS];
-    const op *fold = NULL;
+    const op *fold = NULL, *choice = NULL;
     _Pragma("GCC unroll 16") for (int k = 0; k < count; k++) {
         const nki_link *l = links + k;
         at[k] = (char *)r->spare, step[k] = 0; /* a fold has no place of its own */
         if (kinds[k] == SUM || kinds[k] == LARGEST)
             fold = l->of;
+        else if (kinds[k] == CHOSEN)
+            choice = l->of, at[k] = (char *)nki_lanes_at(r, c, l->slot), step[k] = sizeof(float);
         else if (l->slot >= 0)
             at[k] = (char *)nki_lanes_at(r, c, l->slot), step[k] = r->is_row[l->slot] ? (int64_t)sizeof(float) : r->pitch[l->slot];
         else if (l->of)
             at[k] = nki_tile_at(r, c, l->of->tile), step[k] = nki_to_next_row(r, r->k->tiles[l->of->tile].stride);
     }
     for (int i = 0; i < c->rows; i++) {
-        state s = {_mm512_set1_ps(-0.0f), _mm512_set1_ps(-0.0f), 1};
+        state s = {_mm512_set1_ps(-0.0f), _mm512_set1_ps(-0.0f), 1, 0, n};
+        if (choice) {
+            chunk one = *c;
+            one.part += i;
+            nki_holds(r, choice, &one, &s.yes, &s.no);
+        }
         __m512 row[MOST_LINKS];
         _Pragma("GCC unroll 16") for (int k = 0; k < count; k++)
             row[k] = takes_row(kinds[k]) ? _mm512_set1_ps(*(float *)(void *)at[k]) : _mm512_setzero_ps();
@@ -161,7 +175,8 @@ ALWAYS void chain(const run *r, const op *o, const chunk *c, const int8_t *kinds
     X(22, FROM, ADD, SUM, WRITE) X(23, FROM, TIMES, SUM) X(24, FROM, LESS_ROW, TIMES_ROW, WRITE)                                  \
     X(25, FROM, LESS_ROW, TIMES, WRITE) X(26, FROM, TIMES_ROW, TIMES, WRITE) X(27, FROM, TIMES_ROW, ADD_ROW, WRITE)               \
     X(28, FROM, TIMES_ROW, ADD, WRITE) X(29, FROM, TIMES, ADD, WRITE) X(30, FROM, TIMES, ADD_ROW, WRITE)                          \
-    X(31, FROM, TIMES, LESS_FROM, WRITE) X(32, FROM, TIMES_ROW, ROW_LESS, WRITE)
+    X(31, FROM, TIMES, LESS_FROM, WRITE) X(32, FROM, TIMES_ROW, ROW_LESS, WRITE) X(33, FROM, CHOSEN, LARGEST)                     \
+    X(34, FROM, CHOSEN, LARGEST, WRITE) X(35, FROM, TIMES_ROW, CHOSEN, WRITE) X(36, FROM, TIMES_ROW, CHOSEN, LARGEST, WRITE)
 
 #define DEFINE(number, ...)                                                                                            \
     static const int8_t kinds_##number[] = {__VA_ARGS__};                                                              \
@@ -179,8 +194,10 @@ static const struct {
 /* ---- finding them -------------------------------------------------------------------------------------------------- */
 static int in_lanes(const run *r, int slot) { return slot >= 0 && r->is_row[slot] == LANES && !r->is_narrow[slot]; }
 
-/* The link that a function is to a value, the other operand in *slot; NONE if it is none. */
+/* The link that a function or a choice is to a value, the other operand in *slot; NONE if it is none. */
 static int function_of(const run *r, const op *o, int value, int *slot) {
+    *slot = o->b;
+    if (o->go == nki_choose_parts && o->a == value && r->is_row[o->b] && in_lanes(r, o->d)) return CHOSEN;
     *slot = -1;
     if (o->code != NKI_FUNC || o->width || !in_lanes(r, o->d)) return NONE;
     if (o->b < 0) return o->fn == NKI_FN_EXP ? EXPONENTIAL : o->fn == NKI_FN_SQUARE ? SQUARED : NONE;
@@ -234,7 +251,8 @@ static op *longest(const run *r, op *o, const op *end, nki_link *links) {
     op *maker = o, *last = NULL;
     int chosen = 0, together = 0;
     found[count++] = (nki_link){FROM, value, NULL};
-    found[count++] = (nki_link){kind, slot, NULL};
+    int choices = kind == CHOSEN;
+    found[count++] = (nki_link){kind, slot, kind == CHOSEN ? o : NULL};
     for (op *q = o + 1; q < end && count + 3 < MOST_LINKS; q++) {
         if (q->uniform || !q->go) continue;
         if ((kind = end_of(r, q, maker->d)) != NONE) {
@@ -244,7 +262,8 @@ static op *longest(const run *r, op *o, const op *end, nki_link *links) {
         } else if (q->a == maker->d || q->b == maker->d) {
             if ((kind = function_of(r, q, maker->d, &slot)) == NONE) break;
             if (is_wanted(maker, end, inside + 1)) found[count++] = (nki_link){WRITE, maker->d, NULL};
-            found[count++] = (nki_link){kind, slot, NULL};
+            if ((choices += kind == CHOSEN) > 1) break;
+            found[count++] = (nki_link){kind, slot, kind == CHOSEN ? q : NULL};
             maker = q, inside = 0;
         } else {
             break;

@@ -244,10 +244,13 @@ static void choose(const run *r, const op *o, const chunk *c) {
         memcpy(d, s, (size_t)n * sizeof *d);
 }
 /* A selection by a predicate that nothing else reads: a part of the row is that of the one, the rest of the other. */
-static void choose_parts(const run *r, const op *o, const chunk *c) {
+void nki_holds(const run *r, const op *o, const chunk *c, int64_t *yes, int64_t *no) {
     const walk w = walk_of(r, o, c, c->pred[o->tile], r->k->preds[o->tile].stride);
+    holds(w.base, w.l, c->l, yes, no);
+}
+void nki_choose_parts(const run *r, const op *o, const chunk *c) {
     int64_t yes, no;
-    holds(w.base, w.l, c->l, &yes, &no);
+    nki_holds(r, o, c, &yes, &no);
     const int64_t end[4] = {0, yes < no ? yes : no, no, c->l};
     for (int part = 0; part < 3; part++) {
         const int from = part == 1 ? o->a : o->b;
@@ -329,7 +332,7 @@ void nki_choose_step(const run *r, op *o, const op *end) {
         break;
     case NKI_SELECT: {
         op *p = o->uniform ? NULL : only_predicate(r, o, end);
-        o->go = p ? choose_parts : choose;
+        o->go = p ? nki_choose_parts : choose;
         if (p) p->go = NULL, o->tile = p->tile;
         break;
     }
@@ -340,6 +343,6 @@ void nki_choose_step(const run *r, op *o, const op *end) {
     case NKI_ROUND: o->go = rounded; break;
     case NKI_EXACT: o->go = exact; break;
     }
-    o->joined = o->go && o->go != choose_parts && side_by_side(r, o);
+    o->joined = o->go && o->go != nki_choose_parts && side_by_side(r, o);
     o->many = o->go == binary_vs || o->go == binary_sv || o->go == binary_narrow || (o->go == fold_whole && !r->is_row[o->a]);
 }

@@ -81,6 +81,9 @@ static inline int nki_contiguous(const run *r, const nki_tile *t, int m, int l) 
 static inline int nki_loads(const op *o) { return o->code == NKI_LOAD || o->code == NKI_LOAD_RAW; }
 static inline int nki_stores(const op *o) { return o->code == NKI_STORE || o->code == NKI_STORE_RAW; }
 
+/* A selection by a predicate that nothing else reads, and where in a row that holds: from *yes up to *no. */
+void nki_choose_parts(const run *r, const op *o, const chunk *c);
+void nki_holds(const run *r, const op *o, const chunk *c, int64_t *yes, int64_t *no);
 void nki_trees(const run *r, const op *o, const chunk *c);
 /* How an operation runs, after everything else about it and its phase, which ends there, is known. */
 void nki_choose_step(const run *r, op *o, const op *end);
