@@ -159,16 +159,30 @@ class Instruction:
                     raise Unsupported("a computed operand")
         outs = {out.source for out, _ in pairs}
 
+        all_views = self.views
+
         def view_of(source: Any) -> View:
-            return self.views[_whole(source)]
+            return all_views[_whole(source)]
+
+        def same(a: Any, b: Any) -> bool:
+            if _offset(a) != _offset(b):
+                return False
+            a, b = _whole(a), _whole(b)
+            one, two = all_views[a], all_views[b]
+            return one is two or (one.slot == two.slot and self.place(a) == self.place(b))
+
+        def apart(a: Any, b: Any) -> bool:
+            offsets = _offset(a), _offset(b)
+            a, b = _whole(a), _whole(b)
+            return all_views[a].slot != all_views[b].slot or (self.apart if offsets[0] == offsets[1] else self.disjoint)(a, b)
 
         program = Program(
             iteration=plan.iteration,
             dtype_of=lambda source: abi.DTYPES.get(view_of(source).access.dtype, -1),
             keeps_axes=not fused and bool(self.clips or self.guards or any(self.views[s].bounds for s in self.sources(pairs))),
             guards=[] if fused else self.guards,
-            same=lambda a, b: _offset(a) == _offset(b) and (view_of(a) is view_of(b) or self.place(_whole(a)) == self.place(_whole(b))),
-            apart=lambda a, b: (self.apart if _offset(a) == _offset(b) else self.disjoint)(_whole(a), _whole(b)),
+            same=same,
+            apart=apart,
             meets=lambda a, b: not self.disjoint(_whole(a), _whole(b)),
             far=lambda source: is_far(view_of(source).alloc),
             parts=True,
@@ -378,12 +392,12 @@ def is_large(base: Affine, strides: tuple[int, ...], shape: tuple[int, ...], ran
 
 def _whole(source: Any) -> int:
     """Number of the operand that a source is, or is a part of."""
-    return source.base if isinstance(source, Part) else source
+    return source.base if source.__class__ is Part else source
 
 
 def _offset(source: Any) -> int:
     """Where in its operand a source begins, in bytes."""
-    return source.offset if isinstance(source, Part) else 0
+    return source.offset if source.__class__ is Part else 0
 
 
 def nodes(value: Sym) -> Iterator[Sym]:

@@ -124,9 +124,12 @@ def walk(body: list[Node]) -> Iterator[Node]:
     """All nodes, outer before inner, in program order."""
     for node in body:
         yield node
-        if node.__class__ is not Run:
-            for part in inner(node):
-                yield from walk(part)
+        kind = node.__class__
+        if kind is Loop or kind is Repeat:
+            yield from walk(node.body)
+        elif kind is Branch:
+            yield from walk(node.then)
+            yield from walk(node.orelse)
 
 
 def work(body: list[Node]) -> int:

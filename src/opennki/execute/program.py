@@ -55,19 +55,18 @@ def compile_values(program: Program, pairs: list[tuple[Sym, Sym]], fused: bool =
     """Native calls that store values in their tiles: (kind, descriptor, operands in order, iteration space)."""
     if not pairs:
         return
-    for _, value in pairs:
-        for leaf in leaves(value):
-            if leaf.kind != "tile":
-                continue
-            for out, _ in pairs:
+    early = False
+    for number, (_, value) in enumerate(pairs):
+        for leaf in {id(leaf): leaf for leaf in leaves(value) if leaf.kind == "tile"}.values():
+            for n, (out, _) in enumerate(pairs):
                 if not program.apart(out.source, leaf.source):
                     raise Unsupported("a result that overlaps an operand")
-                if program.same(out.source, leaf.source) and not in_order(out, leaf):
-                    raise Unsupported("a result in another order than an operand in its place")
-    for number, (_, value) in enumerate(pairs):
-        for leaf in leaves(value):
-            if leaf.kind == "tile" and any(program.same(out.source, leaf.source) for out, _ in pairs[:number]):
-                raise Unsupported("an operand in the place of an earlier result")
+                if program.same(out.source, leaf.source):
+                    if not in_order(out, leaf):
+                        raise Unsupported("a result in another order than an operand in its place")
+                    early |= n < number
+    if early:
+        raise Unsupported("an operand in the place of an earlier result")
     if fused:
         alone = [pair for pair in pairs if _is_apart(program, pair, pairs)]
         for out, value in alone:
