@@ -29,7 +29,7 @@ CHAINS = [
     "times_row times write", "times_row add_row write", "times_row add write", "times add write", "times add_row write",
     "times from write", "times_row from_row write", "add_row exp sum largest write", "times_row largest write narrow sum",
     "chosen largest", "chosen largest write", "times_row chosen write", "times_row chosen largest keep", "times_row chosen largest write",
-    "chosen chosen largest", "exp chosen sum",
+    "chosen chosen largest", "exp chosen sum", "chosen exp sum", "chosen add_row exp sum narrow", "chosen less_row exp sum write",
 ]  # fmt: skip
 SIZES = [(1, 64), (3, 1), (5, 40), (9, 128), (4, 300), (2, 1024), (2, 2500), (40, 33)]
 
@@ -87,10 +87,11 @@ def check(lib, steps, rows, n, draw):
                 down, along = draw.choice([(1, -1), (0, -1), (-2, 1), (0, 3), (1, 0)])
                 preds.append((down, along))
                 bases.append(draw.randint(-2 * n, 2 * n))
-                first += [uop(abi.PRED, truth, len(preds) - 1), uop(abi.CONST, other, imm=-3.0)]
+                fill = np.float32(draw.choice([-3.0, -3.0e38]))
+                first += [uop(abi.PRED, truth, len(preds) - 1), uop(abi.CONST, other, imm=float(fill))]
                 first.append(uop(abi.SELECT, made, here, other, truth))
                 holds = bases[-1] + down * np.arange(rows)[:, None] + along * np.arange(n) >= 0
-                value, here = np.where(holds, value, np.float32(-3.0)), made
+                value, here = np.where(holds, value, fill), made
             elif name == "keep":
                 if any(op.code == abi.KEEP and op.a == here for op in first):
                     continue  # once is what lowering asks for

@@ -71,9 +71,17 @@ ALWAYS void group(const int8_t *kinds, int count, char *const *at, const __m512 
 #define MAKE(j) v##j = _mm512_mul_ps(v##j, v##j);
             DO(SQUARED, MAKE)
 #undef MAKE
+        case EXPONENTIAL:
+#define ABOVE(j) _mm512_cmp_ps_mask(v##j, _mm512_set1_ps(NKI_EXP_LEAST), _CMP_NLT_UQ)
+            if (__builtin_expect(!(ABOVE(0) | ABOVE(1)), 0) && !(ABOVE(2) | ABOVE(3))) { /* scores behind a mask */
+                v0 = v1 = v2 = v3 = _mm512_setzero_ps();
+                break;
+            }
 #define MAKE(j) v##j = nki_wide_exp(v##j);
-            DO(EXPONENTIAL, MAKE)
+            EACH(MAKE)
 #undef MAKE
+#undef ABOVE
+            break;
         case CHOSEN:
             if (s->yes <= i && s->no >= i + left) break;
 #define MAKE(j) v##j = _mm512_mask_mov_ps(row[k], first_of(s->no - i - 16 * j) & ~first_of(s->yes - i - 16 * j), v##j);
