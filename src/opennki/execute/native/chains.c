@@ -140,7 +140,7 @@ ALWAYS void chain(const run *r, const op *o, const chunk *c, const int8_t *kinds
         state s = {_mm512_set1_ps(-0.0f), _mm512_set1_ps(-0.0f), 1, 0, n};
         if (choice) {
             chunk one = *c;
-            one.part += i;
+            one.row += i;
             nki_holds(r, choice, &one, &s.yes, &s.no);
         }
         __m512 row[MOST_LINKS];

@@ -289,7 +289,7 @@ static void chunk_of(const run *r, const nki_phase *p, const place_in *w, int fi
     for (const op *o = r->ops + p->first, *end = o + p->count; o < end; o++) {
         if (o->uniform) continue;
         if (o->place == TILE)
-            r->slot[o->d] = (float *)(void *)w->tile[o->number];
+            r->slot[o->d] = (float *)(void *)nki_tile_at(r, &one, o->number);
         else if (o->place == KEPT)
             r->slot[o->d] = r->kept + ((int64_t)o->number * r->rows + first) * r->total + position;
         if (!o->go) continue;
@@ -297,11 +297,12 @@ static void chunk_of(const run *r, const nki_phase *p, const place_in *w, int fi
             o->go(r, o, o->joined ? &joined : &many);
             continue;
         }
-        for (one.part = 0, one.row = first; one.part < rows; one.part++, one.row++) o->go(r, o, &one);
+        for (; one.part < rows; one.part++, one.row++) o->go(r, o, &one);
+        one.part = 0, one.row = first;
     }
     if (r->ahead == p)
         for (int i = 0; i < r->far; i++)
-            for (one.part = 0; one.part < rows; one.part++) ask_for_next(r, r->ops + r->next[i], &one);
+            for (one.row = first; one.row < first + rows; one.row++) ask_for_next(r, r->ops + r->next[i], &one);
 }
 
 /* All chunks of a row that has several; `w` is where it was again afterwards. */
@@ -337,14 +338,10 @@ static void long_row(const run *r, const nki_phase *p, place_in *w) {
     }
 }
 
-/* `rows` rows, each of which is one chunk at most; `w` is where it was again afterwards. */
-static void short_rows(const run *r, const nki_phase *p, place_in *w, int rows) {
-    for (int i = 0; i < rows; i += r->chunk_rows) {
-        const int some = rows - i < r->chunk_rows ? rows - i : r->chunk_rows;
-        chunk_of(r, p, w, i, some, r->m, r->l, 0);
-        if (some < rows) move(r, w, r->outer - 1, some);
-    }
-    if (rows > r->chunk_rows) move(r, w, r->outer - 1, -rows);
+/* `rows` rows, each of which is one chunk at most. */
+static void short_rows(const run *r, const nki_phase *p, const place_in *w, int rows) {
+    for (int i = 0; i < rows; i += r->chunk_rows)
+        chunk_of(r, p, w, i, rows - i < r->chunk_rows ? rows - i : r->chunk_rows, r->m, r->l, 0);
 }
 
 static void phases(const run *r, place_in *w, int rows) {

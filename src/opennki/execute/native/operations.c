@@ -161,7 +161,7 @@ typedef struct {
 static walk walk_of(const run *r, const op *o, const chunk *c, int64_t base, const int64_t *stride) {
     const int64_t row = nki_to_next_row(r, stride);
     if (o->uniform) return (walk){base, row, 0};
-    return (walk){base + c->part * row, nki_along(stride, r->dim_m), nki_along(stride, r->dim_l)};
+    return (walk){base + c->row * row, nki_along(stride, r->dim_m), nki_along(stride, r->dim_l)};
 }
 
 static void predicate(const run *r, const op *o, const chunk *c) {

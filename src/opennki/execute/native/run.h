@@ -57,7 +57,7 @@ struct run {
 
 /* What an operation runs over: a row of a chunk, all of them, one after the other or joined, or one value for each row of a block. */
 struct chunk {
-    char *const *tile; /* addresses, in the first row of the chunk */
+    char *const *tile; /* addresses, in the first row of the block */
     const int64_t *pred, *index;
     int m, l;
     int64_t position; /* of its first element in the row */
@@ -68,7 +68,7 @@ struct chunk {
 static inline int64_t nki_along(const int64_t *stride, int dim) { return dim < 0 ? 0 : stride[dim]; }
 static inline int64_t nki_to_next_row(const run *r, const int64_t *stride) { return r->outer ? stride[r->outer - 1] : 0; }
 static inline char *nki_tile_at(const run *r, const chunk *c, int tile) {
-    return c->tile[tile] + c->part * nki_to_next_row(r, r->k->tiles[tile].stride);
+    return c->tile[tile] + c->row * nki_to_next_row(r, r->k->tiles[tile].stride);
 }
 static inline float *nki_lanes_at(const run *r, const chunk *c, int slot) {
     if (r->is_row[slot]) return r->slot[slot] + c->row;
