@@ -92,7 +92,17 @@ def _reader(dtype: str) -> Callable[[Any], Any]:
 
 _plain_reader = dtypes.reader
 NARROW = ("bfloat16", "float16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2")
-_BODIES = Translator(np, {tensor_engine._float32: lambda x: np.asanyarray(x, np.float32).view(_Product)}, _function)
+
+
+def _float32(x: Any) -> Any:
+    """`tensor_engine._float32`, which remembers what operands were that are read as they are (`raw`)."""
+    made = np.asanyarray(x, np.float32).view(_Product)
+    if not isinstance(x, _Product) and x.dtype.name in NARROW:
+        made.of = x.dtype.name
+    return made
+
+
+_BODIES = Translator(np, {tensor_engine._float32: _float32}, _function)
 _native: dict[str, Any] = {}
 
 
