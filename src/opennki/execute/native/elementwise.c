@@ -388,13 +388,15 @@ static void cut(run *r) {
     r->chunk_rows = NKI_CHUNK / (int)r->total < r->rows ? NKI_CHUNK / (int)r->total : r->rows;
 }
 
-/* The phase that asks for what comes next: the last one over elements. Long rows that are read again would be pushed out. */
+/* The phase that asks for what comes next: the last but one over elements, as memory has enough to do with what the last one stores.
+ * Long rows that are read again would be pushed out. */
 static const nki_phase *asking(const run *r) {
     const nki_ew *k = r->k;
     if (r->total < 64 || (r->total <= LONG_ROW && r->outer < 1) || (r->total > LONG_ROW && k->n_phases > 1)) return NULL;
-    for (int i = k->n_phases - 1; i >= 0; i--)
-        if (!k->phases[i].row) return &k->phases[i];
-    return NULL;
+    const nki_phase *found = NULL;
+    for (int i = k->n_phases - 1, seen = 0; i >= 0 && seen < 2; i--)
+        if (!k->phases[i].row) found = &k->phases[i], seen++;
+    return found;
 }
 
 #define ON_STACK 32768
