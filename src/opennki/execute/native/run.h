@@ -88,6 +88,9 @@ void nki_trees(const run *r, const op *o, const chunk *c);
 /* How an operation runs, after everything else about it and its phase, which ends there, is known. */
 void nki_choose_step(const run *r, op *o, const op *end);
 
+/* `chosen`: of each selection by a predicate that is the same everywhere the register that is the result, else -1; `without`: the
+ * operations that then nothing needs. `known`: room for the registers: their truth, and then whether they are needed. */
+void nki_decide(const run *r, const int64_t *pred, int32_t *known, int32_t *chosen, int8_t *without);
 /* Makes chains of the operations of a phase, when everything else about them is known; `links`: room for three per operation. */
 void nki_find_chains(const run *r, const nki_phase *p, nki_link *links);
 
