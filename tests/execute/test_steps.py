@@ -155,3 +155,24 @@ def test_large_kernels_are_native_where_there_is_the_memory(monkeypatch):
     assert not tape_of(ir, Checks.of("off")).frees and executor(ir) is not None
     monkeypatch.setattr(checks, "_memory", lambda: 1 << 30)
     assert tape_of(ir, Checks.of("fast")).frees
+
+
+def added_to_itself(x, index):
+    """Rows of a tile are added to those that an index names, in the same tile: all of them are read before the first one changes."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile, rows = nl.load(x), nl.load(index)
+    ix = nl.arange(x.shape[1])[None, :]
+    nisa.dma_copy(dst=tile[rows, ix], src=tile, dst_rmw_op=np.add)
+    nl.store(out, tile)
+    return out
+
+
+@pytest.mark.parametrize("rows", [(1, 2, 0), (2, 0, 1), (2, 1, 0)])  # what an index names twice is not defined
+def test_rows_that_are_added_to_the_tile_they_come_from(rows):
+    x, index = normal(3, 8), np.array(rows, np.int32).reshape(3, 1)
+    want = x.copy()
+    for row, target in zip(x, rows, strict=True):
+        want[target] += row
+    ir = traced(added_to_itself, x, index)
+    assert both(ir, [x, index])
+    np.testing.assert_array_equal(nki.simulate_kernel(nki.jit(added_to_itself), x, index, checks="off"), want)

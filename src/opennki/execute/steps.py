@@ -61,6 +61,8 @@ class Steps:
         one = self.one
         for value in one.fetched:
             self.tile(value)
+        if one.by_row:
+            self._check_rows()
         self._store_all()
         if one.by_row:
             self.made[0].again = len(self.made)
@@ -73,6 +75,13 @@ class Steps:
         call.errors = self.errors
         self._bounds(call)
         return call
+
+    def _check_rows(self) -> None:
+        """Rows are stored one after the other, as an index may come twice; what they are made from has to be read before the first one."""
+        written = {self.one.views[out.source].slot for out, _ in self.one.pairs if self.dynamic(out)}
+        for _, value in self.one.pairs:
+            if any(leaf.kind == "tile" and self.one.views[leaf.source].slot in written for leaf in leaves(value)):
+                raise Unsupported("rows of a tensor that are updated one after the other by the tensor itself")
 
     def _bounds(self, call: Call) -> None:
         one = self.one
