@@ -33,26 +33,22 @@ def summed(a, b):
     return out
 
 
-def nested(a, b):
-    """Two loops over the blocks of one contraction."""
-    out = nl.ndarray((64, 48), dtype=nl.float32, buffer=nl.shared_hbm)
-    acc = nl.zeros((64, 48), nl.float32, buffer=nl.psum)
-    for i in nl.affine_range(2):
-        for j in nl.affine_range(2):
-            acc += nisa.nc_matmul(nl.load(parts(a, i * 2 + j)), nl.load(parts(b, i * 2 + j)))
-    nl.store(out, acc)
-    return out
+def in_two_loops(block):
+    """Two loops over the blocks of one contraction: those of the left operand are where `block` says."""
+
+    def kernel(a, b):
+        out = nl.ndarray((64, 48), dtype=nl.float32, buffer=nl.shared_hbm)
+        acc = nl.zeros((64, 48), nl.float32, buffer=nl.psum)
+        for i in nl.affine_range(2):
+            for j in nl.affine_range(2):
+                acc += nisa.nc_matmul(nl.load(parts(a, block(i, j))), nl.load(parts(b, i * 2 + j)))
+        nl.store(out, acc)
+        return out
+
+    return kernel
 
 
-def crossed(a, b):
-    """Two loops whose blocks are not those of one walk: the inner one is a call."""
-    out = nl.ndarray((64, 48), dtype=nl.float32, buffer=nl.shared_hbm)
-    acc = nl.zeros((64, 48), nl.float32, buffer=nl.psum)
-    for i in nl.affine_range(2):
-        for j in nl.affine_range(2):
-            acc += nisa.nc_matmul(nl.load(parts(a, i + 2 * j)), nl.load(parts(b, i * 2 + j)))
-    nl.store(out, acc)
-    return out
+nested, crossed = in_two_loops(lambda i, j: i * 2 + j), in_two_loops(lambda i, j: i + 2 * j)  # one walk; only the inner loop is a call
 
 
 def onto_a_tile(a, b):

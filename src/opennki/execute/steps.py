@@ -78,9 +78,11 @@ class Steps:
 
     def _check_rows(self) -> None:
         """Rows are stored one after the other, as an index may come twice; what they are made from has to be read before the first one."""
-        written = {self.one.views[out.source].slot for out, _ in self.one.pairs if self.dynamic(out)}
+        views = self.one.views
+        written = {views[out.source].slot for out, _ in self.one.pairs if self.dynamic(out)}
         for _, value in self.one.pairs:
-            if any(leaf.kind == "tile" and self.one.views[leaf.source].slot in written for leaf in leaves(value)):
+            read = [_home(leaf.source) for leaf in leaves(value) if leaf.kind == "tile"]
+            if any(isinstance(source, int) and views[source].slot in written for source in read):  # others are constants
                 raise Unsupported("rows of a tensor that are updated one after the other by the tensor itself")
 
     def _bounds(self, call: Call) -> None:
