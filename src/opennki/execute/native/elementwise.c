@@ -129,7 +129,8 @@ static int assign(run *r, const nki_phase *p, int32_t *buffer, int32_t *idle, in
 }
 
 /* Returns the number of chunk buffers. `buffer`: of each slot, all -1; `current` and `idle`: room for the registers. */
-static int prepare(run *r, char *const *at, const int32_t *chosen, const int8_t *without, nki_link *links, int32_t *buffer, int32_t *current, int32_t *idle, int32_t *row_kept) {
+static int prepare(run *r, char *const *at, const int32_t *chosen, const int8_t *without, nki_link *links, int32_t *buffer,
+                   int32_t *current, int32_t *idle, int32_t *row_kept) {
     const nki_ew *k = r->k;
     int folds = 0, buffers = 0;
     for (int i = 0; i < k->n_registers; i++) current[i] = -1;
