@@ -91,8 +91,7 @@ def _moved(value: Sym, shift: int, known: dict[int, Sym]) -> Sym:
     """A value with other operands."""
     found = known.get(id(value))
     if found is None:
-        made: Any = Sym.__new__(Sym)
-        made.__dict__.update(value.__dict__)
+        made: Any = value.but()
         source = value.source
         if source is not None and value.kind == "tile":
             if source.__class__ is int:

@@ -5,7 +5,6 @@ The functions of `isa/` that are replaced here are those with a native counterpa
 
 from __future__ import annotations
 
-import dataclasses
 import types
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -272,7 +271,7 @@ def broadcast_to(value: Any, shape: Any) -> Any:
 def _copyto(out: Any, value: Any, casting: str = "same_kind", where: Any = True) -> None:
     if not isinstance(out, Sym):
         raise Unsupported("an assignment into an array of numbers")
-    before = dataclasses.replace(out)
+    before = out.but()
     made = const(value) if where is True else select(where, value, before)
     if made.shape != before.shape:
         made = broadcast_to(made, before.shape) if made.kind in ("const", "tile") else made
@@ -296,11 +295,13 @@ def _either(name: str) -> Any:
     plain = getattr(np, name)
 
     def function(*args: Any, out: Any = None, dtype: Any = None, **kwargs: Any) -> Any:
-        if any(isinstance(a, Sym) for a in args):
+        if any([a.__class__ is Sym for a in args]):
             return call(UFUNCS[plain], *args)
         if out is not None:
             kwargs["out"] = out
-        return plain(*args, **({"dtype": dtype} if dtype is not None else {}), **kwargs)
+        if dtype is not None:
+            kwargs["dtype"] = dtype
+        return plain(*args, **kwargs)
 
     return function
 
@@ -311,7 +312,8 @@ def _errstate(*args: Any, **kwargs: Any) -> Any:
 
 class _Namespace(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
+        found = self.__dict__[name] = getattr(np, name)
+        return found
 
 
 numpy_like = _Namespace("numpy_like")
@@ -339,6 +341,8 @@ numpy_like.__dict__.update(
 
 def _certain(truth: Any) -> bool:
     """A shortcut that only numbers can justify."""
+    if truth.__class__ is np.bool_:
+        return bool(truth)
     return not isinstance(truth, Sym) and bool(np.all(truth))
 
 

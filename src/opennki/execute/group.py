@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +34,7 @@ class Group:
         if not one.joins or len(self.ones) >= MAX_GROUP:
             return False
         try:
-            pairs = [(out, self.substituted(one, value, {})) for out, value in one.pairs]
+            pairs = one.pairs if not self.values else [(out, self.substituted(one, value, {})) for out, value in one.pairs]
             values = dict(self.values)
             for out, value in pairs:
                 place = one.place(out.source)
@@ -94,12 +93,13 @@ class Group:
     def substituted(self, one: Instruction, value: Sym, done: dict[int, Sym]) -> Sym:
         """A value with what the group has computed in the place of the tiles that hold it. Raises Unsupported where a tile holds a part
         of it only."""
-        if id(value) in done:
-            return done[id(value)]
+        found = done.get(id(value))
+        if found is not None:
+            return found
         if value.kind == "tile":
             made = self.held(one, value)
         elif value.args:
-            made = dataclasses.replace(value, args=tuple(self.substituted(one, a, done) for a in value.args))
+            made = value.but(args=tuple([self.substituted(one, a, done) for a in value.args]))
         else:
             made = value
         done[id(value)] = made
@@ -107,13 +107,13 @@ class Group:
 
     def spread(self, one: Instruction, leaf: Sym) -> tuple[tuple[Sym, Sym], Sym] | None:
         """A value that a tile shows again and again along dimensions of stride 0, and the tile without the repetitions."""
-        if not any(n > 1 and s == 0 for n, s in zip(leaf.shape, leaf.strides, strict=True)):
+        if 0 not in leaf.strides or not any([n > 1 and s == 0 for n, s in zip(leaf.shape, leaf.strides, strict=True)]):
             return None
         wanted = _without_repetitions(one.place(leaf.source))
         shape = tuple(n if s else 1 for n, s in zip(leaf.shape, leaf.strides, strict=True))
         for place, pair in self.values.items():
             if _without_repetitions(place) == wanted and prod(shape) == pair[0].size:
-                return pair, dataclasses.replace(leaf, shape=shape)
+                return pair, leaf.but(shape=shape)
         return None
 
     def held(self, one: Instruction, leaf: Sym) -> Sym:

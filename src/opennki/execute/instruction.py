@@ -74,15 +74,18 @@ class Instruction:
         plan, decl = self.plan, self.plan.decl
         if decl.family in ("print", "sync", "collective") or decl.suspends:
             raise Unsupported("it acts outside of its tensors")
-        outs = [view for view, _, _ in plan.outputs]
         self.whole = decl.positional or decl.random  # a mask does not shift positions or the numbers drawn
-        self.by_row = plan.masker is None and any(v.dynamic is not None and any(o.view is v and o.reads for o in plan.inputs) for v in outs)
-        self.clips, self.guards = self.mask()
-        self.narrow = {axis for _, axis, _ in self.clips if axis >= 0 and not self.whole} | ({0} if self.by_row else set())
+        if plan.masker is not None:
+            self.clips, self.guards = self.mask()
+            self.narrow = {axis for _, axis, _ in self.clips if axis >= 0 and not self.whole}
+        else:
+            self.by_row = any([v.dynamic is not None and any([o.view is v and o.reads for o in plan.inputs]) for v, _, _ in plan.outputs])
+            self.narrow = {0} if self.by_row else set()
         kw = dict(plan.static)
         for op in plan.inputs:
             kw[op.name] = self.operand(op)
-        self.lazy(kw)
+        if plan.lazy:
+            self.lazy(kw)
         if "mask" in decl.index and decl.mask_on:
             kw["mask"] = _product(self.guards)
         value = TRANSLATOR.body(decl.name)(**kw)
@@ -98,7 +101,7 @@ class Instruction:
             if view.dynamic is None and result.kind == "tile" and self.stays(result, out, view.access.dtype):
                 continue  # it stays as it is
             self.pairs.append((out, result))
-        self.parts = [n for _, v in self.pairs for n in nodes(v)]
+        self.parts = [n for _, v in self.pairs for n in (nodes(v) if v.args else (v,))]
         self.dynamic = self.unproven = False
         for v in self.views[self.first :]:
             self.dynamic |= v.dynamic is not None
@@ -329,13 +332,12 @@ class Instruction:
                 clips.append((p.expr, *((moving[0], strides[moving[0]]) if moving else (-1, 0))))
             if len(moving) > 1 or (moving and self.whole):
                 rest.append(p)
-        if plan.masker is not None:
-            self.irregular = bool(plan.mask_dims)
-            for view in [op.view for op in plan.inputs] + [v for v, _, _ in plan.outputs]:
-                if (view.shape != shape and not (view.shape[0] == shape[0] and prod(view.shape[1:]) == 1)) or (
-                    any(op.view is view and op.dims is not None for op in plan.inputs)
-                ):
-                    self.irregular = True
+        self.irregular = bool(plan.mask_dims)
+        for view in [op.view for op in plan.inputs] + [v for v, _, _ in plan.outputs]:
+            if (view.shape != shape and not (view.shape[0] == shape[0] and prod(view.shape[1:]) == 1)) or (
+                any(op.view is view and op.dims is not None for op in plan.inputs)
+            ):
+                self.irregular = True
         narrow = {axis for _, axis, _ in clips if axis >= 0 and not self.whole}
         axes = tuple(j if j in narrow else -1 for j in range(len(shape))) if narrow else ()
         return clips, self.predicates(rest, shape, axes)

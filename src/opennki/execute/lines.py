@@ -197,7 +197,8 @@ class Lines:
                     made = View(access, layout, ranges, what, loc, masked)
                     lowering.offsets[made] = site.starts[number]
                     return made
-                return placed(lowering, site.parts[number], what, loc, [axis for n, axis in site.unproven if n == number])
+                unproven = [axis for n, axis in site.unproven if n == number] if site.unproven else None
+                return placed(lowering, site.parts[number], what, loc, unproven)
 
             plan = Plan(instr, lowering.layout, site.ranges, tape.kernel.loc(instr.loc), set(), lowering.loops, tape.seed, (), view)
             site.real = Instruction(lowering, plan, site.ranges)

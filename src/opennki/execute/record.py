@@ -177,6 +177,12 @@ class Sym:
             raise Unsupported(f"numpy.{function.__name__}")
         return found(*args, **kwargs)
 
+    def but(self, **fields: Any) -> Sym:
+        """The same value with other fields."""
+        made = Sym.__new__(Sym)
+        made.__dict__.update(self.__dict__, **fields)
+        return made
+
     def become(self, other: Sym) -> None:
         """Take another value: what an assignment into an array does."""
         self.__dict__.update(other.__dict__)
@@ -230,8 +236,11 @@ def tile(source: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: n
 
 def const(value: Any) -> Sym:
     """A number, or an array: a constant where its elements are all the same, else a tile."""
-    if isinstance(value, Sym):
-        return value
+    kind = value.__class__
+    if kind is Sym:
+        return value  # type: ignore[no-any-return]
+    if kind is np.float32 or (kind is np.ndarray and value.ndim == 0 and value.dtype is FLOAT):
+        return Sym("const", (), FLOAT, value=float(value))
     array = np.asarray(value)
     if array.dtype.kind not in "fbiuV" or not array.size:
         raise Unsupported(f"a constant of {array.dtype}")
@@ -292,7 +301,7 @@ def number(value: Sym) -> Sym:
 
 def tagged(sym: Sym, dtype: np.dtype[Any]) -> Sym:
     """The same value under another dtype."""
-    return Sym(**{**sym.__dict__, "dtype": dtype})
+    return sym.but(dtype=dtype)
 
 
 def converted(sym: Sym, kind: np.dtype[Any]) -> Sym:
@@ -327,17 +336,17 @@ def call(name: str, *args: Any) -> Sym:
     """A scalar function of values."""
     entry = SCALAR[name]
     values = [const(a) for a in args[: entry.arity]]
-    shape = broadcast(*(v.shape for v in values))
+    shape = broadcast(*[v.shape for v in values])
     if entry.group == "bitvec":
         raw = next((v for v in values if v.raw), None)
         if raw is None or raw.dtype.kind not in "iu" or any(v.kind == "wide" for v in values):
             raise Unsupported(f"{name} of numbers")
         bits = tuple(tagged(v, np.dtype(np.int32)) if v.kind == "index" else v for v in values)
         return Sym("call", shape, raw.dtype, bits, name, raw=True)
-    if any(v.raw for v in values):
+    if any([v.raw for v in values]):
         known = all(_exact(v) or (entry.group in _TRUTHS and _zero(w)) for v, w in zip(values, reversed(values), strict=True))
         values = [number(v) if known else widened(v) if v.raw else v for v in values]
-    if any(v.kind in ("wide", "exact") for v in values):
+    if any([v.kind in ("wide", "exact") for v in values]):
         return _wide(name, values, shape)
     return Sym("call", shape, BOOL if entry.group in _TRUTHS else FLOAT, tuple(values), name)
 
@@ -366,7 +375,7 @@ def scalar_function(name: str, _: Any) -> Any:
     """What stands for a callable of the table: float32 results, as the table's have."""
 
     def function(*args: Any, out: Any = None, **kwargs: Any) -> Any:
-        if not any(isinstance(a, Sym) for a in args):
+        if not any([a.__class__ is Sym for a in args]):
             return SCALAR[name].numpy(*args)
         made = call(name, *args)
         return tagged(made, FLOAT) if made.dtype == BOOL and made.kind != "wide" else made

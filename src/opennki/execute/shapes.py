@@ -13,6 +13,15 @@ class Unsupported(Exception):
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The common shape. Raises Unsupported."""
+    common: tuple[int, ...] = ()
+    for shape in shapes:
+        if shape == common or not shape:
+            continue
+        if common:
+            break
+        common = shape
+    else:
+        return common  # of one shape and numbers, as most are
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError as exc:

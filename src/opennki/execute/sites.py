@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from opennki.execute import record
-from opennki.execute.again import Pattern, pattern
+from opennki.execute.again import pattern
 from opennki.execute.instruction import Instruction, is_large
 from opennki.execute.places import Reach, reach_of
 from opennki.ir.affine import Affine, Pred, Range, Var
@@ -25,24 +25,27 @@ class Tile:
 
     def __init__(self, number: int, access: Access, places: dict[Any, int]) -> None:
         self.dtype = dtypes.storage(access.dtype)
-        item = self.dtype.itemsize
-        self.number = number
-        strides = [0] * len(access.shape)
-        dims = []
-        unit = item
+        unit = item = self.dtype.itemsize
+        self.number, shape = number, access.shape
+        strides = [0] * len(shape)
+        dims, steps = [], []
         for dim, size in zip(reversed(access.dims), reversed(access.view_shape), strict=True):
-            moves = [s * (n - 1) for s, n in zip(dim.strides, access.shape, strict=True)]
-            dims.append((unit, -sum(min(0, m) for m in moves), size - 1 - sum(max(0, m) for m in moves)))
+            low, high = 0, size - 1
             for j, s in enumerate(dim.strides):
-                strides[j] += s * unit
+                if s:
+                    strides[j] += s * unit
+                    if s > 0:
+                        high -= s * (shape[j] - 1)
+                    else:
+                        low -= s * (shape[j] - 1)
+            dims.append((unit, low, high))
+            steps.append(unit // item)
             unit *= size
-        self.dims = dims[::-1]
-        self.steps = tuple([unit // item for unit, _, _ in self.dims])
-        self.strides = tuple(strides)
-        self.empty = 0 in access.shape
-        self.shared = access.alloc.on_chip and access.size > access.shape[0]
-        self.reach: Reach = reach_of(access.shape, self.strides, item)
-        self.place = places.setdefault((access.shape, self.strides, access.dtype), len(places))
+        self.dims, self.steps, self.strides = dims[::-1], tuple(steps[::-1]), tuple(strides)
+        self.empty = 0 in shape
+        self.shared = access.alloc.on_chip and access.size > shape[0]
+        self.reach: Reach = reach_of(shape, self.strides, item)
+        self.place = places.setdefault((shape, self.strides, access.dtype), len(places))
 
 
 class Form:
@@ -52,24 +55,23 @@ class Form:
 
     __slots__ = ("joins", "number", "order", "outs", "pattern", "template", "uses")
 
-    def __init__(self, number: int, one: Instruction | None, accesses: list[Access]) -> None:
+    def __init__(self, number: int, one: Instruction, accesses: list[Access]) -> None:
         self.number = number
-        self.pattern: Pattern | None = None
+        self.pattern = pattern(one)
         self.template: tuple[Any, int] | None = None
-        self.joins, self.order, self.outs, self.uses = False, list[int](), list[int](), list[tuple[int, bool]]()
-        if one is not None:
-            self.joins = one.joins
-            self.pattern = pattern(one)
-            numbers = {id(a): n for n, a in reversed(list(enumerate(accesses)))}
-            self.order = order = [numbers[id(v.access)] for v in one.views[one.first :]]
-            self.outs = [order[out.source - one.first] for out, _ in one.pairs]
-            read = set()
-            for leaf in one.parts:
-                if leaf.kind in ("tile", "fetched"):
-                    base = leaf.source.base if leaf.source.__class__ is record.Part else leaf.source
-                    if base.__class__ is int:
-                        read.add(order[base - one.first])
-            self.uses = [(n, n in self.outs) for n in sorted(read | set(self.outs))]
+        self.joins, first = one.joins, one.first
+        numbers: dict[int, int] = {}
+        for n, access in enumerate(accesses):
+            numbers.setdefault(id(access), n)
+        self.order = order = [numbers[id(v.access)] for v in one.views[first:]]
+        self.outs = outs = [order[out.source - first] for out, _ in one.pairs]
+        used = set(outs)
+        for leaf in one.parts:
+            if leaf.kind in ("tile", "fetched"):
+                base = leaf.source.base if leaf.source.__class__ is record.Part else leaf.source
+                if base.__class__ is int:
+                    used.add(order[base - first])
+        self.uses = [(n, n in outs) for n in sorted(used)]
 
 
 class Site:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -109,7 +108,7 @@ def partition_fold(steps: Steps, value: Sym) -> Sym:
     x, columns = steps.tile(value.args[0]), -1
     if x.ndim > 2 and any(a != -1 for a in x.axes[1:]):
         columns = _whole(steps, x)  # they do not depend on each other
-        x = replace(x, axes=(x.axes[0],) + (-1,) * (x.ndim - 1))
+        x = x.but(axes=(x.axes[0],) + (-1,) * (x.ndim - 1))
     x = _rows(steps, x)
     p, f = x.shape
     axes = (x.axes[0], columns if columns == WHOLE else x.axes[1]) if x.axes else ()
@@ -152,12 +151,12 @@ def running(steps: Steps, value: Sym) -> list[Sym]:
     for r in rows:
         tags = [t if a in (-1, WHOLE) else a for t, a in zip(tags, r.axes or (-1,) * len(shape), strict=True)]
     state = steps.stored(value.args[0] if value.args[0].shape == (p,) else _spread(value.args[0], (p,)))
-    state = replace(state, axes=(tags[0],) if narrow else ())
+    state = state.but(axes=(tags[0],) if narrow else ())
     out = steps.scratch(shape, "float32", tuple(tags) if narrow else ())
     turned = (*tags[1:], tags[0]) if narrow else ()
     columns, zeros = (*shape[1:], p), (0,) * (len(shape) - 1)
     slots = [tile(state.source, columns, (*zeros, 4), np.dtype(np.float32), False, turned)]
-    slots += [replace(r, shape=columns, strides=(*r.strides[1:], r.strides[0]), axes=turned) for r in rows]
+    slots += [r.but(shape=columns, strides=(*r.strides[1:], r.strides[0]), axes=turned) for r in rows]
     step = _replaced(value.more["step"], slots, columns, {})
     pairs = [(tile(out.source, columns, (*out.strides[1:], out.strides[0]), out.dtype, True, turned), step),
              (tile(state.source, columns, (*zeros, 4), out.dtype, True, turned), step)]  # fmt: skip
@@ -184,7 +183,7 @@ def _replaced(value: Sym, slots: list[Sym], shape: tuple[int, ...], done: dict[i
     if value.kind not in ("call", "select"):
         raise Unsupported(f"{value.kind} in a scan")
     if id(value) not in done:
-        done[id(value)] = replace(value, shape=shape, args=tuple(_replaced(a, slots, shape, done) for a in value.args))
+        done[id(value)] = value.but(shape=shape, args=tuple(_replaced(a, slots, shape, done) for a in value.args))
     return done[id(value)]
 
 
@@ -361,7 +360,7 @@ def match(steps: Steps, value: Sym) -> list[Sym]:
         what.m_stride[:], what.masked = list(mask.strides), 1
         sources.append(mask.source)
     steps.add(S.S_MATCH, what, sources, value.shape, ())
-    return [as_value(out, value), replace(as_value(taken, value), dtype=BOOL)]
+    return [as_value(out, value), as_value(taken, value).but(dtype=BOOL)]
 
 
 def segments(steps: Steps, value: Sym) -> list[Sym]:
@@ -419,7 +418,7 @@ def store_concat(steps: Steps, out: Sym, value: Sym, guards: Any) -> None:
         source = out.source
         offset = at * out.strides[axis]
         source = Part(source.base, source.offset + offset) if isinstance(source, Part) else Part(source, offset) if offset else source
-        pairs.append((replace(out, shape=p.shape, source=source), p))
+        pairs.append((out.but(shape=p.shape, source=source), p))
         at += p.shape[axis]
     if all(p.kind in ("call", "select", "fold", "const", "tile") and not p.raw for _, p in pairs):
         lowered = [(o, steps.lowered(p)) for o, p in pairs]

@@ -7,7 +7,7 @@ space it follows. See native/steps.h.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -215,7 +215,7 @@ class Steps:
         parts = tuple(self.lowered(a) for a in value.args)
         if all(a is b for a, b in zip(parts, value.args, strict=True)):
             return value
-        made = replace(value, args=parts)
+        made = value.but(args=parts)
         self.tiles[id(value)] = made
         self.alive.append(value)
         return made
@@ -276,7 +276,7 @@ class Steps:
         if not value.args:
             return value
         parts = tuple(self._folded(a) for a in value.args)
-        made = value if all(a is b for a, b in zip(parts, value.args, strict=True)) else replace(value, args=parts)
+        made = value if all(a is b for a, b in zip(parts, value.args, strict=True)) else value.but(args=parts)
         if value.kind != "fold":
             return made
         found = self.tiles.get(id(value))
@@ -299,7 +299,7 @@ class Steps:
         """With guards, and large parts of values, as tiles."""
         for out, value in pairs:
             parts = tuple(self.tile(a) if a.args else a for a in value.args)
-            self._program([(out, replace(value, args=parts) if value.args and value.kind != "fold" else value)],
+            self._program([(out, value.but(args=parts) if value.args and value.kind != "fold" else value)],
                           [g if g.kind == "tile" else self.stored(g) for g in guards])  # fmt: skip
 
     def _program(self, pairs: list[tuple[Sym, Sym]], guards: Any) -> None:
@@ -347,7 +347,7 @@ class Steps:
             return made
         rank = max(p.ndim for p in parts)
         parts = tuple(p if p.ndim == rank else self._grown(p, rank) for p in parts)
-        return replace(value, args=parts, shape=broadcast(*(p.shape for p in parts)))
+        return value.but(args=parts, shape=broadcast(*(p.shape for p in parts)))
 
     @staticmethod
     def _grown(value: Sym, rank: int) -> Sym:

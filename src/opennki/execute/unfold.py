@@ -7,7 +7,6 @@ function. Written out, the whole is elementwise over the results: each of the ni
 
 from __future__ import annotations
 
-import dataclasses
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
@@ -58,14 +57,14 @@ class _Unfold:
         if sym.kind == "tile":
             return self.leaf(sym, at)
         if sym.kind == "const":
-            return dataclasses.replace(sym, shape=(1,) * len(self.shape), strides=())
+            return sym.but(shape=(1,) * len(self.shape), strides=())
         if sym.kind == "fold":
             return self.tree(sym)
         if sym.kind in ("call", "select", "round"):
             inside = None if self.made.is_row(sym) else at
             if inside is None and at is None and sym.size not in (1, self.made.rows):
                 raise Unsupported("a value of elements outside of a fold")
-            return dataclasses.replace(sym, shape=self.shape, args=tuple(self.value(a, inside) for a in sym.args))
+            return sym.but(shape=self.shape, args=tuple([self.value(a, inside) for a in sym.args]))
         raise Unsupported(f"{sym.kind} in a window")
 
     def tree(self, fold: Sym) -> Sym:
@@ -87,4 +86,4 @@ class _Unfold:
         source = sym.source
         if offset:
             source = Part(source.base, source.offset + offset) if isinstance(source, Part) else Part(source, offset)
-        return dataclasses.replace(sym, shape=self.shape, strides=tuple(strides[i] for i in self.made.outer), source=source, axes=())
+        return sym.but(shape=self.shape, strides=tuple([strides[i] for i in self.made.outer]), source=source, axes=())

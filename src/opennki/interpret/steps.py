@@ -71,7 +71,7 @@ class Plan:
         self.layout = layout
         info = call_view(decl, instr.operands, instr.engine, instr.results[0].dtype if instr.results else None)
         raw = self.raw = decl.raw(info)
-        self.mask_dims = {name: decl.masked_dims(name, info) for name in decl.mask_dims}
+        self.mask_dims = {name: decl.masked_dims(name, info) for name in decl.mask_dims} if decl.mask_dims else {}
         masked = bool(instr.mask)
         self.static: dict[str, Any] = {}
         self.inputs: list[Operand] = []
@@ -104,7 +104,6 @@ class Plan:
         self.shared_reads: list[Any] = []
         if suspects:
             self._suspect(suspects)
-        self.gets_out = any(v.alloc.space not in ("sbuf", "psum", "register") for v, _, _ in self.outputs)
 
     def _suspect(self, suspects: tuple[Any, ...]) -> None:
         layout, loc = self.layout, self.loc

@@ -26,7 +26,8 @@ def describe(access: Access) -> str:
 
 def call_view(decl: Instruction, operands: tuple[Any, ...], engine: str = "", dtype: str | None = None) -> SimpleNamespace:
     """The call as `check`, `raw`, `Result` and `choose_engine` functions see it; `dtype` is that of the result, if it is known."""
-    view = SimpleNamespace(**{p.name: v for p, v in zip(decl.params, operands, strict=True)})
+    view = SimpleNamespace()
+    view.__dict__.update(zip(decl.index, operands, strict=True))
     view.engine = engine
     view.dtype = dtype
     return view
