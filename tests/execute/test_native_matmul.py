@@ -397,6 +397,30 @@ def test_what_the_tile_unit_would_round_in_another_way(tile_unit, odd, where):
             same_bits(a, b)
 
 
+@pytest.mark.parametrize("kept", [(False, False), (True, False), (False, True), (True, True)])
+def test_tiles_of_zeros_are_left_out(tile_unit, kept):
+    """As scores behind a mask are: no bit changes, also where zeros meet infinities and NaN, and where what is there before is -0."""
+    rng = np.random.default_rng(11)
+    for round in range(24):
+        K, M, N = [(128, 64, 96), (96, 33, 40), (40, 70, 65)][round % 3]
+        s, m = (rng.standard_normal((4, K, n)).astype(np.float32) for n in (M, N))
+        for x in (s, m) if round % 4 == 0 else (s,) if round % 2 else (m,):
+            for block in x:
+                block[rng.integers(0, K // 32 + 1) * 32:] = rng.choice([0.0, -0.0])
+                block[:, rng.integers(0, block.shape[1]):] = 0
+                block[: rng.integers(0, 2) * 32] = -0.0
+        for odd in rng.choice([np.inf, np.nan, 1.0, 1.0], 2):
+            m[rng.integers(0, 4), rng.integers(0, K), rng.integers(0, N)] = odd
+        before = np.where(rng.random((M, N)) < 0.5, -0.0, rng.standard_normal((M, N))).astype(np.float32)
+        s, m = (x.astype(DTYPES["bfloat16"]) for x in (s, m))
+        made = []
+        for wanted, dot in ((1, 0), (0, 0), (1, 1)):
+            tile_unit.nki_tiles_use(wanted)
+            made.append(added(tile_unit, s, m, before.copy(), round % 3, ("bfloat16", "bfloat16"), kept, dot=dot))
+        same_bits(*made[:2])
+        np.testing.assert_array_equal(np.isnan(made[2]), np.isnan(made[1]))
+
+
 @pytest.mark.parametrize("name", NARROW)
 @pytest.mark.parametrize("size", [(32, 32, 32), (128, 128, 512), (127, 40, 70), (9, 16, 33), (300, 65, 129), (64, 3, 20)])
 def test_dot_instructions(native_levels, size, name):

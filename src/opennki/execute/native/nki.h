@@ -153,10 +153,11 @@ int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, c
                   const void *kept_m);
 size_t nki_tiles_kept(const nki_mm *k, int moving);
 void nki_tiles_keep(const nki_mm *k, int moving, const char *at, void *packed);
-/* From now on leave the tile unit alone, use it where it is there (as from the start), or let `dot` products have dot instructions in its
- * place, even slow ones; returns whether that is so. */
+/* From now on leave the tile unit alone, and all instructions for bfloat16; use it where it is there (as from the start); or let `dot`
+ * products have dot instructions in its place, even slow ones; returns whether that is so. */
 enum { NKI_NO_TILES, NKI_TILES, NKI_DOTS };
 int nki_tiles_use(int wanted);
+int nki_narrows_there(void); /* whether vectors may be made bfloat16 by the instruction for that */
 
 /* ---- copies, bit by bit, of 1, 2, 4 or 8 byte elements with any strides ---------------------------------- */
 typedef struct {

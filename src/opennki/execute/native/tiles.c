@@ -23,14 +23,18 @@ enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };         /* arch_prctl */
 enum { SMALLEST = 142 }; /* sum of the exponents (biased) of two numbers, 14 places above the smallest normal one */
 
 static int use = -1;  /* not known yet */
-static int dots = -1;
+static int dots = -1, narrows;
 
-/* Whether the dot instructions of vectors are there, and worth it: those of Intel's CPUs take as long as four FMAs, of which they would save
- * two. */
+/* Whether the CPU has instructions for vectors of bfloat16. */
+static int vectors_there(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 5 & 1;
+}
+
+/* Whether those for dot products are worth it: on Intel's CPUs they take as long as four FMAs, of which they would save two. */
 static int dots_there(int slow_too) {
     unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return 0;
-    return slow_too || !__get_cpuid(0, &a, &b, &c, &d) || b != signature_INTEL_ebx;
+    return vectors_there() && (slow_too || !__get_cpuid(0, &a, &b, &c, &d) || b != signature_INTEL_ebx);
 }
 
 static int there(void) {
@@ -47,6 +51,7 @@ int nki_tiles_use(int wanted) {
     const int now = wanted == NKI_TILES && there();
     __atomic_store_n(&use, now, __ATOMIC_RELAXED);
     __atomic_store_n(&dots, dots_there(wanted == NKI_DOTS), __ATOMIC_RELAXED);
+    __atomic_store_n(&narrows, wanted != NKI_NO_TILES && vectors_there(), __ATOMIC_RELAXED);
     return wanted == NKI_DOTS ? dots_there(1) : now;
 }
 
@@ -76,10 +81,11 @@ typedef struct {
 } range;
 
 static inline void look(range *r, __m512i v) {
-    const __m512i one = _mm512_set1_epi16(1), u = _mm512_sub_epi16(_mm512_and_si512(v, _mm512_set1_epi16(0x7fff)), one);
-    r->low = _mm512_min_epu16(r->low, u);
-    r->high = _mm512_max_epu16(r->high, _mm512_add_epi16(u, one));
+    const __m512i u = _mm512_and_si512(v, _mm512_set1_epi16(0x7fff));
+    r->low = _mm512_min_epu16(r->low, _mm512_sub_epi16(u, _mm512_set1_epi16(1)));
+    r->high = _mm512_max_epu16(r->high, u);
 }
+static inline range nothing(void) { return (range){_mm512_setzero_si512(), _mm512_set1_epi16(-1)}; }
 
 /* Smallest exponent but for that of 0 (255: all are 0); -1 where the unit would not do. */
 static int smallest(const range *r) {
@@ -142,6 +148,17 @@ static void pack(const operand *o, int K, int k0, int first, int turned, char *t
     __m512i row[SIDE];
     const int n = o->n - first < SIDE ? o->n - first : SIDE, deep = K - k0 < DEEP ? K - k0 : DEEP;
     const char *at = o->at + first * o->step + k0 * o->k_step;
+    if (o->k_step == 2 && o->dtype == NKI_BF16 && turned == 0 && n == SIDE && deep == DEEP) { /* it is a tile already */
+        range even = *r, odd = nothing();
+#pragma GCC unroll 8
+        for (int i = 0; i < SIDE; i += 2, at += 2 * o->step, tile += 2 * DEEP * 2) {
+            const __m512i a = _mm512_loadu_si512(at), b = _mm512_loadu_si512(at + o->step);
+            _mm512_store_si512(tile, a), _mm512_store_si512(tile + DEEP * 2, b);
+            look(&even, a), look(&odd, b);
+        }
+        *r = (range){_mm512_max_epu16(even.high, odd.high), _mm512_min_epu16(even.low, odd.low)};
+        return;
+    }
     if (o->k_step == 2 && o->dtype == NKI_BF16) { /* pairs are there: rows for columns */
         for (int i = 0; i < SIDE; i++) {
             row[i] = _mm512_setzero_si512();
@@ -263,22 +280,29 @@ static WITH_TILES void begin(void) {
 }
 static WITH_TILES void end(void) { _tile_release(); }
 
-/* 32 columns from `first` on, packed; their smallest exponent. */
-static int pack_strip(const operand *o, int K, int first, int turned, char *to) {
-    range r = {_mm512_setzero_si512(), _mm512_set1_epi16(-1)};
+/* 32 columns from `first` on, packed; their smallest exponent. *depth: tiles along k up to the last one that is not all zeros. */
+static int pack_strip(const operand *o, int K, int first, int turned, char *to, int *depth) {
+    range all = nothing();
     uint16_t room[2 * SIDE];
-    for (int j = 0; j < 2; j++)
-        for (int k0 = 0; k0 < K; k0 += DEEP, to += TILE) pack(o, K, k0, first + j * SIDE, turned, to, &r, room);
-    return smallest(&r);
+    const int64_t half = (int64_t)(K + DEEP - 1) / DEEP * TILE;
+    *depth = 0;
+    for (int k0 = 0; k0 < K; k0 += DEEP, to += TILE) {
+        range r = nothing();
+        pack(o, K, k0, first, turned, to, &r, room);
+        pack(o, K, k0, first + SIDE, turned, to + half, &r, room);
+        if (_mm512_test_epi16_mask(r.high, r.high)) *depth = k0 / DEEP + 1;
+        all = (range){_mm512_max_epu16(all.high, r.high), _mm512_min_epu16(all.low, r.low)};
+    }
+    return smallest(&all);
 }
 
 /* All columns of some blocks. */
 static int pack_all(const operand *o, const nki_mm *k, int blocks, int turned, char *to) {
-    int least = 255;
+    int least = 255, depth;
     operand one = *o;
     for (int i = 0; i < blocks; i++, one.at += o->block)
         for (int first = 0; first < o->n; first += 2 * SIDE, to += strip_of(k)) {
-            const int e = pack_strip(&one, k->K, first, turned, to);
+            const int e = pack_strip(&one, k->K, first, turned, to, &depth);
             least = e < least ? e : least;
         }
     return least;
@@ -293,6 +317,8 @@ static int used(void) {
     const int now = __atomic_load_n(&use, __ATOMIC_RELAXED);
     return now < 0 ? nki_tiles_use(NKI_TILES) : now;
 }
+
+int nki_narrows_there(void) { return used(), __atomic_load_n(&narrows, __ATOMIC_RELAXED); }
 
 /* What computes a product from packed operands; NONE: nothing here. */
 enum way { NONE, UNIT, DOTS };
@@ -320,24 +346,27 @@ typedef struct {
     int64_t block;
 } packed;
 
-/* The results of a strip of rows and one of columns, from some blocks. */
-static void meet(const nki_mm *k, enum way way, int adds, int blocks, packed a, packed b, int m, int n, char *dst, char *room) {
-    const int rows = k->M - m < 2 * SIDE ? k->M - m : 2 * SIDE, cols = k->N - n < 2 * SIDE ? k->N - n : 2 * SIDE, deep = deep_of(k);
+/* The results of a strip of rows and one of columns, from some blocks. `depth`: of each block, how many tiles along k are not all zeros in
+ * one of them; the others add nothing to numbers that are finite, and sums that begin with 0 are never -0. */
+static void meet(const nki_mm *k, enum way way, int adds, int blocks, packed a, packed b, const int *depth, int m, int n, char *dst,
+                 char *room) {
+    const int rows = k->M - m < 2 * SIDE ? k->M - m : 2 * SIDE, cols = k->N - n < 2 * SIDE ? k->N - n : 2 * SIDE;
     const int before = adds == NKI_ADDS_TO_RESULT, whole = k->d_stride[1] == 4 && rows == 2 * SIDE && cols == 2 * SIDE;
     const int64_t half = strip_of(k) / 2, pitch = 2 * SIDE * 4;
     void (*const block)(const char *, const char *, int64_t, int, char *, int64_t) = way == UNIT ? block_of_tiles : block_of_dots;
     char *d = dst + m * k->d_stride[0] + n * k->d_stride[1];
     if (blocks == 1 && whole && !before) {
-        block(a.at, b.at, half, deep, d, k->d_stride[0]);
+        block(a.at, b.at, half, depth[0], d, k->d_stride[0]);
         return;
     }
     float *sum = (float *)(void *)room, *more = NULL;
-    block(a.at, b.at, half, deep, room, pitch);
+    block(a.at, b.at, half, depth[0], room, pitch);
     if (before && blocks > 1) add_before(k, d, sum, rows, cols);
     for (int i = 1; i < blocks; i++) {
+        if (!depth[i]) continue;
         if (more) join(sum, more);
         more = (float *)(void *)(room + ROOM);
-        block(a.at + i * a.block, b.at + i * b.block, half, deep, (char *)more, pitch);
+        block(a.at + i * a.block, b.at + i * b.block, half, depth[i], (char *)more, pitch);
     }
     put(k, before && blocks == 1, d, sum, more, rows, cols);
 }
@@ -356,16 +385,18 @@ static void group(const nki_mm *k, enum way way, const operand *a, const operand
     if (way == UNIT) begin();
     for (int first = 0; first < by->n; first += (int)step) {
         packed one = {right, strip};
-        int fits = least >= 0 || k->dot;
+        int fits = least >= 0 || k->dot, depth[GROUP], finite = least >= 0;
         if (kept_b && kept_a) {
             one = (packed){kept_a + first / step * strip, block_of(k, k->M)};
         } else if (fits) {
             operand part = *by;
             for (int i = 0; i < blocks && fits; i++, part.at += by->block) {
-                const int e = pack_strip(&part, k->K, first, by == b, right + i * strip);
+                const int e = pack_strip(&part, k->K, first, by == b, right + i * strip, &depth[i]);
                 fits = (e >= 0 && e + least >= SMALLEST) || k->dot;
+                finite &= e >= 0;
             }
         }
+        for (int i = 0; i < blocks && (!finite || (kept_a && kept_b)); i++) depth[i] = deep_of(k);
         if (!fits) {
             if (way == UNIT) end();
             *(by == a ? &rest.M : &rest.N) -= first;
@@ -376,9 +407,9 @@ static void group(const nki_mm *k, enum way way, const operand *a, const operand
         packed other = all;
         for (int n = 0; n < (by == a ? k->N : k->M); n += (int)step, other.at += strip) {
             if (by == a)
-                meet(k, way, k->accumulate, blocks, one, other, first, n, dst, room);
+                meet(k, way, k->accumulate, blocks, one, other, depth, first, n, dst, room);
             else
-                meet(k, way, k->accumulate, blocks, other, one, n, first, dst, room);
+                meet(k, way, k->accumulate, blocks, other, one, depth, n, first, dst, room);
         }
     }
     if (way == UNIT) end();
@@ -402,6 +433,7 @@ int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, c
 }
 
 #else
+int nki_narrows_there(void) { return 0; }
 int nki_tiles_use(int wanted) {
     (void)wanted;
     return 0;
