@@ -31,25 +31,36 @@ CHAINS = [
     "chosen largest", "chosen largest write", "times_row chosen write", "times_row chosen largest keep", "times_row chosen largest write",
     "chosen chosen largest", "exp chosen sum", "chosen exp sum", "chosen add_row exp sum narrow", "chosen less_row exp sum write",
 ]  # fmt: skip
+PAYLOAD = np.uint32(0xFFE12345).view(np.float32)  # a NaN with more bits than bfloat16 keeps
 SIZES = [(1, 64), (3, 1), (5, 40), (9, 128), (4, 300), (2, 1024), (2, 2500), (40, 33)]
 
 
-@pytest.fixture(params=native.LEVELS)
+@pytest.fixture(params=[*((level, 1) for level in native.LEVELS), ("v4", 0)], ids=[*native.LEVELS, "v4 without instructions for bfloat16"])
 def lib(request):
-    return native.at_level(request.param)
+    level, wanted = request.param
+    made = native.at_level(level)
+    made.nki_tiles_use(wanted)
+    yield made
+    made.nki_tiles_use(1)
 
 
 def numbers(draw, shape):
     rng = np.random.default_rng(draw.randint(0, 1 << 30))
-    x = (rng.standard_normal(shape) * 2).astype(np.float32)
+    x = (rng.standard_normal(shape) * draw.choice([2, 2, 2, 40])).astype(np.float32)
     x[rng.random(shape) < 0.05] = draw.choice([0.0, -0.0, 1.0])
     if draw.random() < 0.3:
-        x.reshape(-1)[rng.integers(0, x.size)] = draw.choice([np.nan, np.inf, -np.inf, -1e30, 1e-40])
+        x.reshape(-1)[rng.integers(0, x.size)] = draw.choice([np.nan, PAYLOAD, np.inf, -np.inf, -1e30, 1e-40])
     return x
 
 
-def check(lib, steps, rows, n, draw):
-    """A program of these steps on random numbers, against NumPy."""
+EDGES = [
+    87.0, -87.0, 87.00001, -87.00001, -87.4, -88.0, 88.7, 88.8, 89.0, 89.1, -103.9, -104.0, -104.1, -3e38, 3e38,
+    np.inf, -np.inf, np.nan, PAYLOAD,
+]  # fmt: skip
+
+
+def check(lib, steps, rows, n, draw, edges=False):
+    """A program of these steps on random numbers, some of them EDGES if that is asked for, against NumPy."""
     pad = draw.choice([0, 0, 3])
 
     def tile(dtype="float32"):
@@ -69,6 +80,8 @@ def check(lib, steps, rows, n, draw):
 
     x = tile()
     x[...] = numbers(draw, x.shape)
+    for _ in range(draw.randint(0, 12) if edges else 0):
+        x[draw.randrange(rows), draw.randrange(n)] = draw.choice(EDGES)
     here = next(register)
     first.append(uop(abi.LOAD, here, operand(x)))
     value, kept = x.copy(), 0
@@ -128,6 +141,13 @@ def check(lib, steps, rows, n, draw):
 def test_chains(lib, chain):
     for number, (rows, n) in enumerate(SIZES):
         check(lib, chain.split(), rows, n, random.Random(number))
+
+
+@pytest.mark.parametrize("chain", ["exp sum narrow", "add_row exp sum narrow"])
+def test_exp_of_what_is_not_plain(lib, chain):
+    """Numbers around the bounds between which exp is normal, in groups that are and are not all like that."""
+    for seed in range(60):
+        check(lib, chain.split(), 8, 192, random.Random(1000 + seed), edges=True)
 
 
 def test_random_chains(lib):

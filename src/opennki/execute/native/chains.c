@@ -13,6 +13,7 @@ typedef struct {
     __m512 low, high; /* lanes of the fold */
     int numbers;      /* no NaN so far */
     int64_t yes, no;  /* where the predicate of the choice holds */
+    int narrows;      /* the CPU has an instruction for it */
 } state;
 
 static inline __m512 larger(__m512 a, __m512 b) { /* the first NaN stays */
@@ -27,6 +28,7 @@ ALWAYS void group(const int8_t *kinds, int count, char *const *at, const __m512 
     const __mmask16 m0 = whole ? 0xffff : first_of(left), m1 = whole ? 0xffff : first_of(left - 16);
     const __mmask16 m2 = whole ? 0xffff : first_of(left - 32), m3 = whole ? 0xffff : first_of(left - 48);
     __m512 v0 = _mm512_setzero_ps(), v1 = v0, v2 = v0, v3 = v0;
+    int plain = 0; /* exp was normal */
 #define LOAD(j) (whole ? _mm512_loadu_ps(p + 16 * j) : _mm512_maskz_loadu_ps(m##j, p + 16 * j))
 #define STORE(j) (whole ? _mm512_storeu_ps(p + 16 * j, v##j) : _mm512_mask_storeu_ps(p + 16 * j, m##j, v##j))
 #define EACH(e) e(0) e(1) e(2) e(3)
@@ -71,17 +73,19 @@ ALWAYS void group(const int8_t *kinds, int count, char *const *at, const __m512 
 #define MAKE(j) v##j = _mm512_mul_ps(v##j, v##j);
             DO(SQUARED, MAKE)
 #undef MAKE
-        case EXPONENTIAL:
-#define ABOVE(j) _mm512_cmp_ps_mask(v##j, _mm512_set1_ps(NKI_EXP_LEAST), _CMP_NLT_UQ)
-            if (__builtin_expect(!(ABOVE(0) | ABOVE(1)), 0) && !(ABOVE(2) | ABOVE(3))) { /* scores behind a mask */
-                v0 = v1 = v2 = v3 = _mm512_setzero_ps();
-                break;
-            }
-#define MAKE(j) v##j = nki_wide_exp(v##j);
-            EACH(MAKE)
-#undef MAKE
-#undef ABOVE
+        case EXPONENTIAL: {
+            __m512 v[] = {v0, v1, v2, v3};
+#define BELOW(j) _mm512_cmp_ps_mask(v##j, _mm512_set1_ps(NKI_EXP_LEAST), _CMP_LT_OQ)
+            if (__builtin_expect((plain = nki_wide_plain(v)), 1))
+                nki_wide_exps(v, 4, 1);
+            else if ((BELOW(0) & BELOW(1) & BELOW(2) & BELOW(3)) == 0xffff) /* scores behind a mask */
+                v[0] = v[1] = v[2] = v[3] = _mm512_setzero_ps();
+            else
+                nki_wide_exps(v, 4, 0);
+#undef BELOW
+            v0 = v[0], v1 = v[1], v2 = v[2], v3 = v[3];
             break;
+        }
         case CHOSEN:
             if (s->yes <= i && s->no >= i + left) break;
 #define MAKE(j) v##j = _mm512_mask_mov_ps(row[k], first_of(s->no - i - 16 * j) & ~first_of(s->yes - i - 16 * j), v##j);
@@ -104,7 +108,9 @@ ALWAYS void group(const int8_t *kinds, int count, char *const *at, const __m512 
             break;
         case NARROW: {
             uint16_t *q = (uint16_t *)(void *)at[k] + i;
-            const __m512i a = nki_wide_bf16(v0, v1), b = nki_wide_bf16(v2, v3);
+            const int exact = plain && s->narrows && (kinds[k - 1] == EXPONENTIAL || (kinds[k - 1] == SUM && kinds[k - 2] == EXPONENTIAL));
+            const __m512i a = exact ? nki_wide_narrowed(v0, v1) : nki_wide_bf16(v0, v1);
+            const __m512i b = exact ? nki_wide_narrowed(v2, v3) : nki_wide_bf16(v2, v3);
             if (whole) {
                 _mm512_storeu_si512(q, a), _mm512_storeu_si512(q + 32, b);
             } else {
@@ -120,7 +126,7 @@ ALWAYS void group(const int8_t *kinds, int count, char *const *at, const __m512 
 ALWAYS int takes_row(int kind) { return kind == ADD_ROW || kind == LESS_ROW || kind == ROW_LESS || kind == TIMES_ROW || kind == CHOSEN; }
 ALWAYS void chain(const run *r, const op *o, const chunk *c, const int8_t *kinds, int count) {
     const nki_link *links = o->links;
-    const int n = c->m * c->l;
+    const int n = c->m * c->l, narrows = nki_narrows_there();
     char *at[MOST_LINKS];
     int64_t step[MOST_LINKS];
     const op *fold = NULL, *choice = NULL;
@@ -137,7 +143,7 @@ ALWAYS void chain(const run *r, const op *o, const chunk *c, const int8_t *kinds
             at[k] = nki_tile_at(r, c, l->of->tile), step[k] = nki_to_next_row(r, r->k->tiles[l->of->tile].stride);
     }
     for (int i = 0; i < c->rows; i++) {
-        state s = {_mm512_set1_ps(-0.0f), _mm512_set1_ps(-0.0f), 1, 0, n};
+        state s = {_mm512_set1_ps(-0.0f), _mm512_set1_ps(-0.0f), 1, 0, n, narrows};
         if (choice) {
             chunk one = *c;
             one.row += i;

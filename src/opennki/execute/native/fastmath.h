@@ -42,6 +42,7 @@ static inline float nki_fmaf(float a, float b, float c) {
 
 #define NKI_EXP_MOST 89.0f
 #define NKI_EXP_LEAST -104.0f /* below, exactly 0, and without the way there over denormals, which costs 100 cycles */
+#define NKI_EXP_NORMAL 87.0f /* of numbers up to that one, whichever sign they have, exp is normal */
 #define NKI_EXP_LOG2E 0x1.715476p+0f
 #define NKI_EXP_LN2_HIGH 0x1.62e43p-1f
 #define NKI_EXP_LN2_LOW -0x1.05c61p-29f
