@@ -389,8 +389,8 @@ def test_fold_over_partitions(lib, name):
 # ---- scans -------------------------------------------------------------------------------------------------------------
 
 
-def scan(lib, x, y, initial, op0, op1, reverse0=False, reverse1=False, dtypes_=("float32", "float32", "float32")):
-    out = np.zeros(x.shape, STORAGE[dtypes_[2]])
+def scan(lib, x, y, initial, op0, op1, reverse0=False, reverse1=False, dtypes_=("float32", "float32", "float32"), out=None):
+    out = np.zeros(x.shape, STORAGE[dtypes_[2]]) if out is None else out
     tile = isinstance(initial, np.ndarray)
     k = abi.Scan(
         *x.shape,
@@ -432,3 +432,23 @@ def test_scans_of_other_dtypes_and_strides(lib):
     want = scan_free(dtypes.to_float32(x, "bfloat16") / 1, dtypes.to_float32(np.ascontiguousarray(y), "float16"), 0.0, "multiply", "add")
     got = scan(lib, x, y, 0.0, "multiply", "add", dtypes_=("bfloat16", "float16", "bfloat16"))
     native.assert_same(got, dtypes.from_float32(want, "bfloat16"))
+
+
+@pytest.mark.parametrize("pitch", [1024, 1536, 1040, 999])
+@np.errstate(all="ignore")
+def test_scans_of_rows_where_they_are(lib, pitch):
+    """Rows of float32 in place or not, near to each other and a power of two apart, from any column to any other."""
+    for (op0, op1), (rows, n), first, in_place in itertools.product(
+        [("multiply", "add"), ("maximum", "subtract")],
+        [(16, 1), (16, 4), (17, 95), (16, 286), (33, 288), (48, 291), (32, 640), (16, 950)],
+        (0, 3, 16),
+        (False, True),
+    ):
+        whole = random((3, rows, pitch))
+        x, y, out = whole[:, :, first : first + n]
+        out = x if in_place else out
+        init = random((rows, 1), seed=2)
+        want = whole.copy()
+        want[0 if in_place else 2, :, first : first + n] = scan_free(x.copy(), y, init, op0, op1, False, False)
+        scan(lib, x, y, init, op0, op1, out=out)
+        native.assert_same(whole, want, (op0, op1, rows, n, first, in_place))
