@@ -14,7 +14,8 @@
 #define PITCH (PIECE + 16) /* floats from row to row of the buffer */
 
 /* Where n elements of ROWS rows are, of float32 side by side: the first element of the first row, and bytes from row to row. The
- * result may be in place of x. Vectors are whole: up to 3 elements behind those of a row are there. */
+ * result may be in place of x. Where n is no multiple of LANE, which it is but at the end of a row, elements behind it are computed too,
+ * and nobody reads the state. */
 typedef struct {
     const char *x, *y;
     char *d;
@@ -70,10 +71,7 @@ static inline __attribute__((always_inline)) void put(char *p, int64_t row, int6
             __m512 a[LANE], b[LANE];                                                                                   \
             get(x, p.x_row, LANE * p.x_row - p.skew, a);                                                               \
             get(y, p.y_row, LANE * p.y_row - p.skew, b);                                                               \
-            if (n >= LANE)                                                                                             \
-                UNROLL for (int j = 0; j < LANE; j++) a[j] = s = OP1(OP0(a[j], s), b[j]);                              \
-            else                                                                                                       \
-                for (int j = 0; j < n; j++) a[j] = s = OP1(OP0(a[j], s), b[j]);                                        \
+            UNROLL for (int j = 0; j < LANE; j++) a[j] = s = OP1(OP0(a[j], s), b[j]);                                  \
             put(d, p.d_row, LANE * p.d_row - p.skew, a);                                                               \
         }                                                                                                              \
         _mm512_storeu_ps(state, s);                                                                                    \
