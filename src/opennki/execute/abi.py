@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 from opennki.isa.scalar import SCALAR
 
-ABI = 3
+ABI = 4
 RANK = 8
 CHUNK = 1024
+WHERES = 2  # predicates of a product
 SHORT = 64  # elements below which a row is taken together with its neighbours
 
 DTYPES: dict[str, int] = {
@@ -65,6 +66,12 @@ class Elementwise(C.Structure):
     ]  # fmt: skip
 
 
+class Where(C.Structure):
+    """A predicate of rows and columns of a product, and whether it holds."""
+
+    _fields_: ClassVar[Any] = [("m", C.c_int64), ("n", C.c_int64), ("holds", C.c_int32), ("pad", C.c_int32)]
+
+
 class Matmul(C.Structure):
     """A matrix product."""
 
@@ -72,7 +79,7 @@ class Matmul(C.Structure):
         ("K", C.c_int32), ("M", C.c_int32), ("N", C.c_int32), ("s_dtype", C.c_int32), ("m_dtype", C.c_int32),
         ("s_stride", C.c_int64 * 2), ("m_stride", C.c_int64 * 2), ("d_stride", C.c_int64 * 2),
         ("accumulate", C.c_int32), ("blocks", C.c_int32), ("s_block", C.c_int64), ("m_block", C.c_int64),
-        ("dot", C.c_int32), ("pad", C.c_int32),
+        ("dot", C.c_int32), ("n_where", C.c_int32), ("where", Where * WHERES),
     ]  # fmt: skip
 
 

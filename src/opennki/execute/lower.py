@@ -23,6 +23,7 @@ from opennki.execute.nodes import Back, Branch, Divide, Loop, Made, Node, Repeat
 from opennki.execute.record import Unsupported
 from opennki.execute.split import split
 from opennki.execute.sums import add_up
+from opennki.execute.wanted import leave_out
 from opennki.execute.watch import Unread, Watch
 from opennki.interpret.machine import Tape
 from opennki.interpret.steps import Plan, compile_step
@@ -76,6 +77,9 @@ class Lowering:
         if limit is None:
             split(self, self.nodes)
         keep(self)
+        if limit is None:
+            self.recount()
+            leave_out(self, self.nodes)
         self.programs = self._programs()
 
     def recount(self) -> None:

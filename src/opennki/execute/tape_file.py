@@ -25,7 +25,7 @@ from opennki.execute.step_layout import Made, What
 from opennki.execute.tape import CALL, Image
 
 MARK = b"ONKItape"
-FORMAT = 3
+FORMAT = 4
 MOST = 256 << 20  # bytes of a file
 _HEAD = struct.Struct("<8s32sII")  # mark, checksum of what follows it, format, bytes of the header
 _TABLES = ("addresses", "bounds", "clips", "exprs", "affines", "tests", "terms", "keeps")
@@ -292,6 +292,7 @@ def _checked(image: Image, names: list[str]) -> None:
             _need(all(p < given[3] for m in what.steps for p in m.preds), "operands")
             _need(all(i < given[4] for m in what.steps for i in m.indices), "operands")
         else:
+            _need(name != "Matmul" or 0 <= what.n_where <= min(abi.WHERES, given[3]), "operands")
             for operand, number in enumerate(call["keep"]):
                 _need(number < 0 or (name == "Matmul" and image.keeps[2 * number + 1] == kept_bytes(what, operand)), "what is kept")
             _need(given[0] >= _OPERANDS[name] + (name == "Scan" and what.has_initial_tile != 0), "operands")

@@ -340,20 +340,26 @@ void nki_mm_run(const nki_mm *k, const char *stationary, const char *moving, cha
 }
 
 static void vectors(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const char *kept_s,
-                    const char *kept_m);
+                    const char *kept_m, const int64_t *where);
 
 void nki_mm_kept_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
                      const void *kept_m)
 {
+    nki_mm_where_run(k, stationary, moving, dst, scratch, kept_s, kept_m, NULL);
+}
+
+void nki_mm_where_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
+                      const void *kept_m, const int64_t *where)
+{
     if (!nki_in_pairs(k))
-        vectors(k, stationary, moving, dst, scratch, kept_s, kept_m);
-    else if (!nki_tiles_run(k, stationary, moving, dst, scratch, kept_s, kept_m))
-        nki_mm_vectors(k, stationary, moving, dst, scratch);
+        vectors(k, stationary, moving, dst, scratch, kept_s, kept_m, where);
+    else if (!nki_tiles_run(k, stationary, moving, dst, scratch, kept_s, kept_m, where))
+        vectors(k, stationary, moving, dst, scratch, NULL, NULL, where);
 }
 
 void nki_mm_vectors(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch)
 {
-    vectors(k, stationary, moving, dst, scratch, NULL, NULL);
+    vectors(k, stationary, moving, dst, scratch, NULL, NULL, NULL);
 }
 
 /* The operands as the kernels take them: `a` is broadcast, `b` read as vectors. kept: their packed panels, NULL where they are packed as
@@ -367,6 +373,7 @@ typedef struct {
     kernel_fn first;
     float *packed, *panel, *sum;
     size_t packed_block;
+    const int64_t *where;
 } product;
 
 /* Rows m0 .. m0 + rows of `blocks` blocks from number `start` on, and the columns of one panel. */
@@ -403,6 +410,7 @@ static void panel_of(const nki_mm *k, const product *p, int start, int blocks, i
         for (int m = 0; m < rows; m += MR) {
             for (int64_t j = 0; ahead && j < share; j += 64) __builtin_prefetch(ahead + j, 0, 2);
             if (ahead) ahead += share;
+            if (!(m == 0 && leader) && nki_unwanted(k, p->where, m0 + m, rows - m < MR ? rows - m : MR, n0, t.cols)) continue;
             t.a = a + m * next;
             t.from = (place){from.at + m * from.row, from.row, from.col};
             t.d = (place){to.at + m * to.row, to.row, to.col};
@@ -418,12 +426,13 @@ static void panel_of(const nki_mm *k, const product *p, int start, int blocks, i
 }
 
 static void vectors(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const char *kept_s,
-                    const char *kept_m)
+                    const char *kept_m, const int64_t *where)
 {
     product p = {
         .a = {k->s_dtype, k->M, k->s_stride, stationary}, .b = {k->m_dtype, k->N, k->m_stride, moving},
         .a_block = k->s_block, .b_block = k->m_block, .kept_a = kept_s, .kept_b = kept_m,
         .kept_a_block = (int64_t)kept_block(k, 0), .kept_b_block = (int64_t)kept_block(k, 1), .in_pairs = nki_in_pairs(k),
+        .where = swaps(k) ? NULL : where,
     };
     place d = {dst, k->d_stride[0], k->d_stride[1]};
     if (swaps(k)) { /* nothing is kept of these */

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NKI_ABI 3
+#define NKI_ABI 4
 #define NKI_RANK 8     /* iteration dimensions of a tile, after those that belong together are joined */
 #define NKI_CHUNK 1024 /* elements of a vector register */
 #define NKI_LANES 32   /* lanes of a reduction: element index mod 32, then a binary tree (design "Numerics") */
@@ -109,6 +109,12 @@ typedef void (*nki_fn1)(float *d, const float *a, int n);
 typedef void (*nki_fn2)(float *d, const float *a, const float *b, int n);
 
 /* ---- matrix product -------------------------------------------------------------------------------------- */
+enum { NKI_WHERES = 2 };
+typedef struct {
+    int64_t m, n;  /* the predicate is base + m * row + n * column >= 0 */
+    int32_t holds; /* or does not */
+    int32_t pad;
+} nki_where;
 typedef struct {
     int32_t K, M, N;
     int32_t s_dtype, m_dtype;             /* floats */
@@ -119,7 +125,8 @@ typedef struct {
     int64_t s_block, m_block;             /* bytes from the operands of one to those of the next */
     int32_t dot;                          /* of operands that are summed in pairs: the CPU's dot instructions do, whatever their order of
                                            * additions, and denormals may be zero */
-    int32_t pad;
+    int32_t n_where;                      /* results are not wanted, and may be anything, where all of these are as they say */
+    nki_where where[NKI_WHERES];
 } nki_mm;
 
 /* Each product is complete before it is added. Where it is added to zero, -0 becomes 0. */
@@ -136,21 +143,35 @@ void nki_mm_vectors(const nki_mm *k, const char *stationary, const char *moving,
 
 /* An operand that many products share can be packed once and kept. nki_mm_kept: bytes of the packed stationary (0) or moving
  * (1) operand, 0 where products are not made from packed operands; nki_mm_keep packs it, to a place aligned to 64.
- * nki_mm_kept_run: the product with operands that are kept, or NULL. */
+ * nki_mm_kept_run: the product with operands that are kept, or NULL; nki_mm_where_run: with the bases of the predicates that say where it
+ * is not wanted. */
 size_t nki_mm_kept(const nki_mm *k, int moving);
 void nki_mm_keep(const nki_mm *k, int moving, const char *at, void *kept);
 void nki_mm_kept_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
                      const void *kept_m);
+void nki_mm_where_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
+                      const void *kept_m, const int64_t *where);
 #define NKI_PAIRS 32
 int nki_in_pairs(const nki_mm *k);
 static inline int nki_blocks(const nki_mm *k) { return k->blocks > 1 ? k->blocks : 1; }
+/* Whether no result of a block of rows and columns is wanted; where: bases, NULL where all are. */
+static inline int nki_unwanted(const nki_mm *k, const int64_t *where, int m, int rows, int n, int cols) {
+    for (int i = 0; where && i < k->n_where; i++) {
+        const nki_where *w = k->where + i;
+        const int64_t down = (rows - 1) * w->m, along = (cols - 1) * w->n;
+        int64_t low = where[i] + m * w->m + n * w->n, high = low;
+        *(down < 0 ? &low : &high) += down, *(along < 0 ? &low : &high) += along;
+        if (w->holds ? low < 0 : high >= 0) return 0;
+    }
+    return where && k->n_where;
+}
 static inline int nki_adds_then(const nki_mm *k, int block) { return block ? NKI_ADDS_TO_RESULT : k->accumulate; } /* how a block is added */
 
 /* The same for operands that are summed in pairs, by the tile unit of the CPU; 0, with dst as it was, where there is none,
  * or where it would round in another way (infinities, NaN, and numbers so small that results may be denormal). */
 size_t nki_tiles_scratch(const nki_mm *k);
 int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
-                  const void *kept_m);
+                  const void *kept_m, const int64_t *where);
 size_t nki_tiles_kept(const nki_mm *k, int moving);
 void nki_tiles_keep(const nki_mm *k, int moving, const char *at, void *packed);
 /* From now on leave the tile unit alone, and all instructions for bfloat16; use it where it is there (as from the start); or let `dot`

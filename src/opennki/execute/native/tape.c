@@ -77,7 +77,9 @@ static int64_t call(const nki_tape *t, nki_shelf *shelves, const nki_call *c, co
     case NKI_K_MM: {
         const void *kept[2];
         for (int i = 0; i < 2; i++) kept[i] = c->keep[i] < 0 ? NULL : nki_shelf_get(shelves, c->keep[i], c->what, i, at[i]);
-        nki_mm_kept_run(c->what, at[0], at[1], at[2], scratch, kept[0], kept[1]);
+        int64_t where[NKI_WHERES];
+        for (int i = 0; i < c->n_preds && i < NKI_WHERES; i++) where[i] = value(t, c->preds + i, env);
+        nki_mm_where_run(c->what, at[0], at[1], at[2], scratch, kept[0], kept[1], c->n_preds ? where : NULL);
         break;
     }
     case NKI_K_COPY: nki_copy_run(c->what, at[0], at[1], lo, hi); break;

@@ -373,7 +373,7 @@ static void meet(const nki_mm *k, enum way way, int adds, int blocks, packed a, 
 
 /* Some blocks. `kept`: the same of operands that are kept, else NULL. Where the unit would not do, the rest is computed without it. */
 static void group(const nki_mm *k, enum way way, const operand *a, const operand *b, char *dst, char *scratch, const char *kept_a,
-                  const char *kept_b, int of_a, int of_b) {
+                  const char *kept_b, int of_a, int of_b, const int64_t *where) {
     const int blocks = k->blocks;
     const int64_t strip = strip_of(k), step = 2 * SIDE;
     char *room = scratch, *right = room + 2 * ROOM, *left = right + strip * blocks;
@@ -406,6 +406,7 @@ static void group(const nki_mm *k, enum way way, const operand *a, const operand
         }
         packed other = all;
         for (int n = 0; n < (by == a ? k->N : k->M); n += (int)step, other.at += strip) {
+            if (nki_unwanted(k, where, by == a ? first : n, 2 * SIDE, by == a ? n : first, 2 * SIDE)) continue;
             if (by == a)
                 meet(k, way, k->accumulate, blocks, one, other, depth, first, n, dst, room);
             else
@@ -416,7 +417,7 @@ static void group(const nki_mm *k, enum way way, const operand *a, const operand
 }
 
 int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
-                  const void *kept_m) {
+                  const void *kept_m, const int64_t *where) {
     const enum way way = way_of(k);
     if (!way) return 0;
     operand a = operand_of(k, 0, stationary), b = operand_of(k, 1, moving);
@@ -426,7 +427,7 @@ int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, c
         some.blocks = all - i < group_of(k) ? all - i : group_of(k);
         some.accumulate = nki_adds_then(k, i);
         group(&some, way, &a, &b, dst, scratch, kept_s ? (const char *)kept_s + i * block_of(k, k->M) : NULL,
-              kept_m ? (const char *)kept_m + i * block_of(k, k->N) : NULL, of_a, of_b);
+              kept_m ? (const char *)kept_m + i * block_of(k, k->N) : NULL, of_a, of_b, where);
         a.at += some.blocks * a.block, b.at += some.blocks * b.block;
     }
     return 1;
@@ -450,8 +451,8 @@ void nki_tiles_keep(const nki_mm *k, int moving, const char *at, void *packed) {
     (void)k, (void)moving, (void)at, (void)packed;
 }
 int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
-                  const void *kept_m) {
-    (void)k, (void)stationary, (void)moving, (void)dst, (void)scratch, (void)kept_s, (void)kept_m;
+                  const void *kept_m, const int64_t *where) {
+    (void)where, (void)k, (void)stationary, (void)moving, (void)dst, (void)scratch, (void)kept_s, (void)kept_m;
     return 0;
 }
 #endif
