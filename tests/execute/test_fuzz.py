@@ -128,6 +128,21 @@ t4 = tensor.nc_transpose(data=t5, mask=[d1 - 8 >= 0])
 dma_copy(dst=t3, src=t4, oob_mode=0, dge_mode=3)
 outputs(t3)
 """, {"p0": "ramp", "p1": "normal"}),
+    # a step that was given up with others was still named by what had been lowered, and read before anybody wrote it
+    "a choice by integers that are repeated": ("""
+t1 = param.shared_hbm(int16, (8, 44), name='p0')
+t2 = param.shared_hbm(float16, (8, 40), name='p1')
+t3 = shared_hbm(float32, (8, 4, 10))
+t4 = sbuf(int16, (8, 44))
+dma_copy(dst=t4, src=t1, oob_mode=0, dge_mode=3)
+t5 = sbuf(float16, (8, 40))
+dma_copy(dst=t5, src=t2, oob_mode=0, dge_mode=3)
+t6 = sbuf(float32, (8, 4, 10))
+t7 = register.register(float32, (128, 1), name='vector_acc')
+vector.select_reduce(dst=t6, predicate=t4.tile(8, 4, 10)[d0, d1], on_true=t5, on_false=t5.tile(8, 1)[d0, d1], reduce_cmd=3, reduce_op='maximum', reverse_pred=False, registers=t7.tile(8, 1)[d0, d1], call=1)
+dma_copy(dst=t3, src=t6, oob_mode=0, dge_mode=3)
+outputs(t3)
+""", {"p0": "ramp", "p1": "small"}),  # noqa: E501
     # a loop without iterations ran once, and counted as one that writes all of the output
     "a loop without iterations": ("""
 t1 = param.shared_hbm(float16, (8, 32), name='p0')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -422,12 +423,9 @@ def store_concat(steps: Steps, out: Sym, value: Sym, guards: Any) -> None:
         at += p.shape[axis]
     if all(p.kind in ("call", "select", "fold", "const", "tile") and not p.raw for _, p in pairs):
         lowered = [(o, steps.lowered(p)) for o, p in pairs]
-        mark = len(steps.made), len(steps.preds), len(steps.indices)
-        try:
+        with suppress(Unsupported), steps.together():
             steps._program(lowered, ())
             return
-        except Unsupported:
-            del steps.made[mark[0] :], steps.preds[mark[1] :], steps.indices[mark[2] :]
     for o, p in pairs:
         steps.store(o, p)
 

@@ -7,6 +7,8 @@ space it follows. See native/steps.h.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -252,21 +254,25 @@ class Steps:
     def elementwise(self, pairs: list[tuple[Sym, Sym]], guards: Any = ()) -> None:
         """Store values that consist of elementwise operations and folds."""
         for attempt in (self._program, self._with_folds_apart, self._with_shapes_apart, self._with_guards_apart):
-            mark = len(self.made), len(self.preds), len(self.indices)
             try:
-                attempt(pairs, guards)
+                with self.together():
+                    attempt(pairs, guards)
                 return
             except Unsupported:
-                del self.made[mark[0] :], self.preds[mark[1] :], self.indices[mark[2] :]
-                self._forget(mark[0])
                 if attempt == self._with_guards_apart:
                     raise
 
-    def _forget(self, mark: int) -> None:
-        """Forget tiles that steps from `mark` on would have computed."""
-        kept = {offset for m in self.made for which, offset in m.operands if which == S.SCRATCH}
-        self.tiles = {key: t for key, t in self.tiles.items() if t.kind != "tile" or not isinstance(_home(t.source), Scratch)
-                      or _home(t.source).offset in kept}  # fmt: skip
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Steps that are made all of them or, where Unsupported is raised, none: then what was known of their results is forgotten too."""
+        mark = len(self.made), len(self.preds), len(self.indices)
+        known = dict(self.tiles), dict(self.results), self.inside
+        try:
+            yield
+        except Unsupported:
+            del self.made[mark[0] :], self.preds[mark[1] :], self.indices[mark[2] :]
+            self.tiles, self.results, self.inside = known
+            raise
 
     def _with_folds_apart(self, pairs: list[tuple[Sym, Sym]], guards: Any) -> None:
         """With each fold in a program of its own."""
@@ -441,13 +447,9 @@ class Steps:
         done: list[Sym] = []
         for group in groups.values():
             if len(group) > 1 and not one.overlap(pairs):
-                mark = len(self.made), len(self.preds), len(self.indices)
-                try:
+                with suppress(Unsupported), self.together():
                     self._program([(out, self.lowered(value)) for out, value in group], self.guards(group[0][0]))
                     done += [out for out, _ in group]
-                except Unsupported:
-                    del self.made[mark[0] :], self.preds[mark[1] :], self.indices[mark[2] :]
-                    self._forget(mark[0])
         for out, value in pairs:
             if any(out is d for d in done):
                 continue
