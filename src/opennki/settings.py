@@ -316,7 +316,7 @@ NUMERICS = ("precise_fp", "bf16_dot")  # what results depend on; caches of what 
 @lru_cache(maxsize=64)
 def reader(*names: str) -> Callable[[], tuple[Any, ...]]:
     """A function that gives what `raw` gives, for callers that ask often."""
-    return _texts(tuple(_ENV_OF[name] for name in names))
+    return _texts((*[_ENV_OF[name] for name in names], *(_AMBIENT if "cache_dir" in names else ())))
 
 
 def raw(*names: str) -> tuple[Any, ...]:

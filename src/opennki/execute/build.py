@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from opennki import settings
 from opennki.execute import abi
@@ -103,8 +103,16 @@ def compiler() -> str | None:
 
 def library() -> Library:
     """The library for the settings as they are now; loaded once for each level. Never raises."""
-    level, flags = cpu_level()
-    return _load(level, flags, str(settings.current().cache_dir))
+    return _load(*_wanted(_state()))
+
+
+_state = settings.reader("cpu_level", "cache_dir")
+
+
+@functools.lru_cache(maxsize=8)
+def _wanted(state: tuple[Any, ...]) -> tuple[str, tuple[str, ...], str]:
+    """What `_load` gets in a state of the settings."""
+    return *cpu_level(), str(settings.current().cache_dir)
 
 
 @functools.lru_cache(maxsize=8)

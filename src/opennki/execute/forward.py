@@ -42,18 +42,22 @@ def forward(lowering: Lowering, nodes: list[Node]) -> None:
     """Forward copies and move what does not change out of loops, in a tree of nodes."""
     written: set[Alloc] = set()
     for node in walk(nodes):
-        written.update([a.alloc for a, w in node.touches if w] if node.__class__ is Run else changed(node))
+        if node.__class__ is Run:
+            written.update([a.alloc for a, w in node.touches if w])
+        elif node.__class__ is not Loop:
+            written |= changed(node)
     _Body(lowering, nodes, written).forward()
     _hoist(nodes)
 
 
 def changed(node: Node) -> set[Alloc]:
     """The tensors that a node itself writes."""
-    if isinstance(node, Run):
+    kind = node.__class__
+    if kind is Run:
         return {a.alloc for a, written in node.touches if written}
-    if isinstance(node, Back):
+    if kind is Back:
         return {a.alloc for a, _, written in accesses(node.instr) if written}
-    return {node.alloc} if isinstance(node, Zero) else set()
+    return {node.alloc} if kind is Zero else set()
 
 
 class _Body:
@@ -74,20 +78,28 @@ class _Body:
                     elif at[-1] != n:
                         at.append(n)
                 continue
-            for alloc in dict.fromkeys(a for one in walk([node]) for a in used(one)):
-                places.setdefault(alloc, []).append(n)
+            if node.__class__ is Made:
+                continue
+            found: dict[Alloc, None] = {}
             for one in walk([node]):
-                if isinstance(one, Zero):
+                if one.__class__ is Run:
+                    for access, _ in one.touches:
+                        found[access.alloc] = None
+                elif one.__class__ is Zero:
                     self.zeroed.setdefault(one.alloc, []).append(n)
+                elif one.__class__ is not Loop:
+                    found.update(dict.fromkeys(used(one)))
+            for alloc in found:
+                places.setdefault(alloc, []).append(n)
 
     def forward(self) -> None:
         """Take out the copies that are not needed."""
         for node in self.body:
-            for part in () if node.__class__ is Run else inner(node):
+            for part in inner(node):
                 _Body(self.lowering, part, self.written).forward()
         gone = set()
         for place, node in enumerate(self.body):
-            copied = copy_of(node) if isinstance(node, Run) else None
+            copied = copy_of(node) if node.__class__ is Run else None
             if copied is not None and (self.read_at_source(place, copied) or self.stored_at_target(place, copied)):
                 gone.add(place)
                 for alloc in {copied.target, copied.origin.alloc}:
@@ -101,7 +113,7 @@ class _Body:
         if target is source or not (target.on_chip and target.kind == "local") or not 1 < count.get(target, 0) <= OFTEN + 1:
             return False
         at = self.places[target][bisect_right(self.places[target], place) :]
-        users = [(n, node) for n in at for node in walk([self.body[n]]) if target in used(node)]
+        users = [(n, node) for n in at for node in _users(self.body[n], target)]
         if not users or count.get(target) != len(users) + 1:
             return False  # somebody before it, or after this list
         if source in self.written and (
@@ -306,6 +318,13 @@ def _way(operand: Operand, offset: Affine, copied: Copied, ranges: dict[Var, Ran
     return (result, copied.source[1], tuple(strides))
 
 
+def _users(top: Node, alloc: Alloc) -> list[Node]:
+    """The nodes of a tree that use a tensor."""
+    if top.__class__ is Run:
+        return [top] if any([a.alloc is alloc for a, _ in top.touches]) else []
+    return [node for node in walk([top]) if alloc in used(node)]
+
+
 def _times(top: Node, wanted: Node) -> int:
     """How often a node runs in one execution of a node around it."""
     if top is wanted:
@@ -331,20 +350,24 @@ def _hoist(body: list[Node]) -> None:
 def _invariant(loop: Loop) -> list[Node]:
     """Take the calls out of a loop that do the same in each iteration."""
     out: list[Node] = []
-    moving = {loop.var} | {node.var for node in walk(loop.body) if isinstance(node, (Divide, Loop))}
+    moving = {loop.var}
     writers: dict[Alloc, int] = {}
     first: dict[Alloc, int] = {}
+    steady = []  # calls that may do the same in each iteration
     for place, node in enumerate(loop.body):
+        if node.__class__ is Run and node.call.overwrites and not node.call.bounds:
+            steady.append((place, node))
         for one in walk([node]):
+            if one.__class__ is Divide or one.__class__ is Loop:
+                moving.add(one.var)
+                continue
             for alloc in changed(one):
                 writers[alloc] = writers.get(alloc, 0) + 1
             for alloc in used(one):
                 first.setdefault(alloc, place)
     gone: set[int] = set()
-    for place, node in enumerate(loop.body):
-        if not isinstance(node, Run) or not node.call.overwrites or node.call.bounds:
-            continue
-        if any(atom in moving for e in node.call.expressions() for atom, _ in e.terms):
+    for place, node in steady:
+        if any([atom in moving for e in node.call.expressions() for atom, _ in e.terms]):
             continue
         results, read = changed(node), {a.alloc for a, w in node.touches if not w}
         if results & read or not all(a.on_chip and a.kind == "local" and writers[a] == 1 and first[a] == place for a in results):
@@ -358,5 +381,7 @@ def _invariant(loop: Loop) -> list[Node]:
         out.append(node)
         gone.add(place)
         writers.update(dict.fromkeys(results, 0))
+    if not gone:
+        return out
     loop.body[:] = [node for place, node in enumerate(loop.body) if place not in gone]
     return out

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from opennki.execute.again import again, placed
-from opennki.execute.build import cpu_level
+from opennki.execute.build import library
 from opennki.execute.calls import Call
 from opennki.execute.group import MAX_GROUP, Group
 from opennki.execute.instruction import Broken, Instruction
@@ -61,7 +61,7 @@ class Lines:
 
     def __init__(self, lowering: Lowering) -> None:
         self.lowering = lowering
-        table = self.table = take(cpu_level())
+        table = self.table = take(library().level)
         self.turn = table.turn
         self.tiles, self.kinds, self.names, self.forms, self.plain = table.tiles, table.kinds, table.names, table.forms, table.plain
         self.allocs: dict[Alloc, tuple[int, int, bool]] = {}  # slot, number of the kind, whether nobody else may need it

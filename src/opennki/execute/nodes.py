@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,33 +114,45 @@ Node = Any  # Run | Back | Zero | Made | Divide | Loop | Branch | Repeat (and wh
 
 def inner(node: Node) -> tuple[list[Node], ...]:
     """The lists of nodes inside a node."""
-    if isinstance(node, (Loop, Repeat)):
+    kind = node.__class__
+    if kind is Run:
+        return ()
+    if kind is Loop or kind is Repeat:
         return (node.body,)
-    return (node.then, node.orelse) if isinstance(node, Branch) else ()
+    return (node.then, node.orelse) if kind is Branch else ()
 
 
-def walk(body: list[Node]) -> Iterator[Node]:
+def walk(body: list[Node]) -> list[Node]:
     """All nodes, outer before inner, in program order."""
+    out: list[Node] = []
+    _walk(body, out)
+    return out
+
+
+def _walk(body: list[Node], out: list[Node]) -> None:
     for node in body:
-        yield node
+        out.append(node)
         kind = node.__class__
+        if kind is Run:
+            continue
         if kind is Loop or kind is Repeat:
-            yield from walk(node.body)
+            _walk(node.body, out)
         elif kind is Branch:
-            yield from walk(node.then)
-            yield from walk(node.orelse)
+            _walk(node.then, out)
+            _walk(node.orelse, out)
 
 
 def work(body: list[Node]) -> int:
     """Elements that one execution of a body handles, about."""
     total = 0
     for node in body:
-        if isinstance(node, Run):
+        kind = node.__class__
+        if kind is Run:
             total += node.call.size
-        elif isinstance(node, Loop):
+        elif kind is Loop:
             total += node.trips * work(node.body)
-        elif isinstance(node, Branch):
+        elif kind is Branch:
             total += max(work(node.then), work(node.orelse))
-        elif isinstance(node, Repeat):
+        elif kind is Repeat:
             total += work(node.body)
     return total

@@ -88,11 +88,12 @@ def uses(body: list[Node], tape: Tape) -> dict[Alloc, int]:
 
 def used(node: Node) -> set[Alloc]:
     """The tensors that a node itself uses."""
-    if isinstance(node, Run):
+    kind = node.__class__
+    if kind is Run:
         return {a.alloc for a, _ in node.touches}
-    if isinstance(node, Back):
+    if kind is Back:
         return {a.alloc for a, _, _ in accesses(node.instr)}
-    return {node.cond.alloc} if isinstance(node, Repeat) else set()
+    return {node.cond.alloc} if kind is Repeat else set()
 
 
 def restarted(lowering: Lowering, body: list[Node]) -> set[Alloc]:

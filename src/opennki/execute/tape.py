@@ -6,6 +6,7 @@ import array as memory
 import ctypes as C
 import struct
 from dataclasses import dataclass, field
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -197,34 +198,29 @@ class Image:
 
     def laid(self) -> tuple[abi.TapeStruct, list[Any]]:
         """The tape as C wants it, and what it points to."""
-        keep: list[Any] = [self]
-        calls = bytearray(self.calls)
-        table = np.frombuffer(calls, CALL)
-        places = np.array([pointer(what) for what in self.whats] or [0], np.uint64)
-        table["what"] = places[table["what"].astype(np.intp)]
-
-        def at(numbers: memory.array[int]) -> int:
-            if not numbers:
-                numbers = memory.array("q", [0, 0, 0])
-            keep.append(numbers)
-            return numbers.buffer_info()[0]
-
-        for name, base in (("addresses", self.addresses), ("bounds", self.bounds), ("clips", self.clips), ("preds", self.exprs),
-                           ("indices", self.exprs)):  # fmt: skip
-            table[name] += np.uint64(at(base))
-        watches = (abi.Watch * max(1, len(self.watches)))(*self.watches)
-        laid = (abi.Call * len(table)).from_buffer(calls) if len(table) else (abi.Call * 1)()
-        ops = (abi.OpStruct * (len(self.ops) // _OP.size)).from_buffer_copy(self.ops)
-        keep += [watches, laid, ops]
-
-        def pointed(kind: Any, numbers: memory.array[int]) -> Any:
-            return C.cast(at(numbers), C.POINTER(kind))
-
-        struct = abi.TapeStruct(
-            ops, laid, pointed(abi.AffineExpr, self.affines), pointed(abi.Term, self.terms), pointed(abi.Address, self.tests), watches,
-            pointed(abi.Keep, self.keeps), len(ops), self.n_env, self.n_buffers, self.scratch, len(self.keeps) // 2,
-        )  # fmt: skip
+        calls, ops, watches = memory.array("B", self.calls), memory.array("B", self.ops), (abi.Watch * max(1, len(self.watches)))(*self.watches)
+        keep: list[Any] = [self, calls, ops, watches]
+        places = [pointer(what) for what in self.whats]
+        bases = [_place(table) for table in (self.addresses, self.bounds, self.clips, self.exprs, self.exprs)]
+        if len(calls) < FEW * _CALL.size:
+            for at in range(0, len(calls), _CALL.size):
+                _WHAT.pack_into(calls, at + _WHAT_AT, places[_WHAT.unpack_from(calls, at + _WHAT_AT)[0]])
+                _TABLES.pack_into(calls, at + _TABLES_AT, *map(add, _TABLES.unpack_from(calls, at + _TABLES_AT), bases))
+        else:
+            table = np.frombuffer(calls, CALL)
+            table["what"] = np.array(places, np.uint64)[table["what"].astype(np.intp)]
+            for name, base in zip(_TABLE_NAMES, bases, strict=True):
+                table[name] += np.uint64(base)
+        struct = abi.TapeStruct.from_buffer_copy(_TAPE.pack(
+            _place(ops), _place(calls), _place(self.affines), _place(self.terms), _place(self.tests), C.addressof(watches),
+            _place(self.keeps), len(ops) // _OP.size, self.n_env, self.n_buffers, self.scratch, len(self.keeps) // 2,
+        ))  # fmt: skip
         return struct, keep
+
+
+def _place(table: memory.array[int]) -> int:
+    """Address of a table; one that is empty has none of its own."""
+    return table.buffer_info()[0] or _NOWHERE.buffer_info()[0]
 
 
 def scratch_of(call: Call) -> int:
@@ -234,12 +230,18 @@ def scratch_of(call: Call) -> int:
     return int(call.what.scratch) if call.kind == abi.K_STEPS else 0
 
 
-_CALL, _OP = struct.Struct(f"=iiQ{abi.RANK}q8i5Q"), struct.Struct("=4iq")
+_CALL, _OP, _TAPE = struct.Struct(f"=iiQ{abi.RANK}q8i5Q"), struct.Struct("=4iq"), struct.Struct("=7Q5q")
 CALL = np.dtype([
     ("kind", "i4"), ("rank", "i4"), ("what", "u8"), ("shape", "i8", abi.RANK), ("counts", "i4", 5), ("whole", "i4"), ("keep", "i4", 2),
     ("addresses", "u8"), ("bounds", "u8"), ("clips", "u8"), ("preds", "u8"), ("indices", "u8"),
 ])  # fmt: skip
 assert _CALL.size == C.sizeof(abi.Call) == CALL.itemsize and _OP.size == C.sizeof(abi.OpStruct)
+assert _TAPE.size == C.sizeof(abi.TapeStruct)
+_NOWHERE = memory.array("q", [0])
+_TABLE_NAMES = ("addresses", "bounds", "clips", "preds", "indices")
+_WHAT, _TABLES = struct.Struct("=Q"), struct.Struct("=5Q")
+_WHAT_AT, _TABLES_AT = abi.Call.what.offset, abi.Call.addresses.offset
+FEW = 32  # calls below which NumPy's own time counts
 _SIZES = {abi.Address: 3, abi.Bound: abi.RANK + 6, abi.Clip: 4, abi.AffineExpr: 2, abi.Term: 2, abi.Keep: 2}
 assert all(C.sizeof(kind) == 8 * size for kind, size in _SIZES.items())
 _PADS = [(0,) * (abi.RANK - rank) for rank in range(abi.RANK + 1)]

@@ -31,7 +31,7 @@ class Node:
 class Table:
     """Forms and lines by what makes them equal. level: the level of CPU that they are lowered for."""
 
-    def __init__(self, level: Any) -> None:
+    def __init__(self, level: str) -> None:
         self.level = level
         self.tiles: dict[Any, Tile] = {}
         self.kinds: dict[Any, int] = {}
@@ -46,7 +46,7 @@ class Table:
 _idle: list[Table] = []
 
 
-def take(level: Any) -> Table:
+def take(level: str) -> Table:
     """The table, for a lowering: nobody else has it until it is given back."""
     try:
         table = _idle.pop()  # atomic, so no lock
