@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -101,11 +101,13 @@ class Instruction:
             if view.dynamic is None and result.kind == "tile" and self.stays(result, out, view.access.dtype):
                 continue  # it stays as it is
             self.pairs.append((out, result))
-        self.parts = [n for _, v in self.pairs for n in (nodes(v) if v.args else (v,))]
+        self.parts = [n for _, v in self.pairs for n in nodes(v)]
         self.dynamic = self.unproven = False
-        for v in self.views[self.first :]:
-            self.dynamic |= v.dynamic is not None
-            self.unproven |= bool(v.bounds)
+        for made in self.views[self.first :]:
+            if made.dynamic is not None:
+                self.dynamic = True
+            if made.bounds:
+                self.unproven = True
         self.single = not (self.dynamic or (self.whole and plan.masker is not None))
         for n in self.parts if self.single else ():
             if n.kind not in SINGLE or (n.kind == "tile" and n.source.__class__ is not int):
@@ -236,11 +238,11 @@ class Instruction:
         view, plan = op.view, self.plan
         if view.dynamic is not None and not op.reads:
             return None
+        number = len(self.views)
         self.views.append(view)
-        number = len(self.views) - 1
         # what is stored as tfloat32 is rounded, bits or not
         raw = plan.raw and view.access.dtype != "tfloat32"
-        axes = self.axes[number] = self.narrowed(op.name, op.dims, view.shape)
+        axes = self.axes[number] = self.narrowed(op.name, op.dims, view.shape) if self.narrow else ()
         if view.dynamic is not None:
             made = Sym("fetched", view.shape, view.dtype, source=number, raw=True, axes=axes)
             self.fetched.append(made)
@@ -254,8 +256,6 @@ class Instruction:
 
     def narrowed(self, name: str, dims: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The dimension of the iteration space that narrows each dimension of an operand (as `interpret.mask.clip` has it)."""
-        if not self.narrow:
-            return ()
         decl, iteration = self.plan.decl, self.plan.iteration
         if dims is None and decl.mask_on and name != decl.mask_on and shape != iteration:
             dims = (0,)
@@ -311,13 +311,13 @@ class Instruction:
 
     def out(self, view: View, name: str) -> Sym:
         """A result as a tile symbol."""
+        number = len(self.views)
         self.views.append(view)
-        number = len(self.views) - 1
         dims = self.plan.mask_dims.get(name)
-        self.axes[number] = self.narrowed(name, dims, view.shape)
-        if turned(dims, self.plan.iteration, view.shape):
+        axes = self.axes[number] = self.narrowed(name, dims, view.shape) if self.narrow else ()
+        if dims is not None and turned(dims, self.plan.iteration, view.shape):
             self.turned[number] = dims
-        return tile(number, view.shape, view.strides, view.dtype, True, self.axes[number])
+        return tile(number, view.shape, view.strides, view.dtype, True, axes)
 
     def mask(self) -> tuple[list[tuple[Affine, int, int]], list[Sym]]:
         """Clips of single axes, and predicates that are left."""
@@ -402,17 +402,20 @@ def _offset(source: Any) -> int:
     return source.offset if source.__class__ is Part else 0
 
 
-def nodes(value: Sym) -> Iterator[Sym]:
+def nodes(value: Sym) -> list[Sym]:
     """A value and all of its parts, each once."""
-    found = {id(value): value}
-    stack = [value]
+    if not value.args:
+        return [value]
+    found = {id(value)}
+    stack, out = [value], []
     while stack:
         one = stack.pop()
-        yield one
+        out.append(one)
         for a in one.args:
             if id(a) not in found:
-                found[id(a)] = a
+                found.add(id(a))
                 stack.append(a)
+    return out
 
 
 def _product(truths: list[Sym]) -> Any:

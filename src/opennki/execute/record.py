@@ -23,6 +23,7 @@ FLOAT = np.dtype(np.float32)
 BOOL = np.dtype(bool)
 INT64 = np.dtype(np.int64)
 EXACT = 1 << 24  # integers up to here are float32 numbers
+_FINITE = 1e38  # numbers below it are finite in float32 too
 
 
 class Constant:
@@ -241,6 +242,10 @@ def const(value: Any) -> Sym:
         return value  # type: ignore[no-any-return]
     if kind is np.float32 or (kind is np.ndarray and value.ndim == 0 and value.dtype is FLOAT):
         return Sym("const", (), FLOAT, value=float(value))
+    if kind is float and -_FINITE < value < _FINITE:
+        return Sym("const", (), FLOAT, value=float(np.float32(value)))
+    if kind is int and -EXACT <= value <= EXACT:
+        return Sym("const", (), FLOAT, value=float(value), more={"int": value})
     array = np.asarray(value)
     if array.dtype.kind not in "fbiuV" or not array.size:
         raise Unsupported(f"a constant of {array.dtype}")

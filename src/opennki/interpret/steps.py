@@ -33,8 +33,8 @@ class Operand:
 
     def __init__(self, name: str, view: View, words: tuple[str, ...], raw: bool, reads: bool, dims: Any) -> None:
         self.name, self.view, self.words, self.reads, self.dims = name, view, words, reads, dims
-        convert = dtypes.reader(view.access.dtype)
-        self.read = None if raw or view.access.dtype in ("float32", "float32r", "tfloat32") else convert
+        dtype = view.access.dtype
+        self.read = None if raw or dtype in ("float32", "float32r", "tfloat32") else dtypes.reader(dtype)
         self.fit: tuple[int, ...] | None = None
         self.zero: Masker | None = None
 
@@ -56,8 +56,24 @@ def _shape_for(words: tuple[str, ...], shape: tuple[int, ...], iteration: tuple[
     return None if wanted == shape else wanted
 
 
-_PLAIN = frozenset({type(None), bool, str})  # operands that are themselves, whatever the parameter, unless it is of these:
-_APART = frozenset({Plumbing, Register})
+_PLAIN = frozenset({type(None), bool, str})  # operands that are themselves, whatever the parameter, unless it is plumbing or a register,
+_NUMBERS = _PLAIN | {int, float}  # and where it is no tile
+_KINDS: dict[str, tuple[Instruction, list[tuple[int, Param, str, Any]]]] = {}
+
+
+def _kinds(decl: Instruction) -> list[tuple[int, Param, str, Any]]:
+    """(number, parameter, its name, operands that are themselves) of each parameter that the body may get something for."""
+    known = _KINDS.get(decl.name)
+    if known is not None and known[0] is decl:
+        return known[1]
+    out: list[tuple[int, Param, str, Any]] = []
+    for number, param in enumerate(decl.params):
+        spec = param.spec
+        if not isinstance(spec, Plumbing) or spec.kind == "stream" or param.required:
+            own = () if isinstance(spec, (Plumbing, Register)) else _PLAIN if isinstance(spec, Tile) else _NUMBERS
+            out.append((number, param, param.name, own))
+    _KINDS[decl.name] = decl, out
+    return out
 
 
 class Plan:
@@ -83,9 +99,11 @@ class Plan:
             out_views.append((view(access, layout, ranges, f"{instr.op}: result", loc, masked), "result"))
         registers: list[tuple[View, str]] = []
         skip = bool(instr.operands[decl.index["oob_mode"]]) if "oob_mode" in decl.index else False
-        for param, value in zip(decl.params, instr.operands, strict=True):
-            if value.__class__ in _PLAIN and param.spec.__class__ not in _APART:
-                self.static[param.name] = value
+        operands, static = instr.operands, self.static
+        for number, param, name, own in _kinds(decl):
+            value = operands[number]
+            if value.__class__ in own:
+                static[name] = value
             else:
                 self._operand(param, value, raw, ranges, out_views, registers, skip, stream, seed)
         for made, _ in out_views:
