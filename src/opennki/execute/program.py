@@ -138,8 +138,13 @@ class Elementwise:
                 raise Unsupported("folds over several shapes")
         else:
             self.shape, self.axes = self._plain_shape(), ()
-        self.outer = tuple(i for i in range(len(self.shape)) if i not in self.axes)
-        self.rows = prod(self.shape[i] for i in self.outer)
+        self.count = prod(self.shape)
+        if self.axes:
+            self.outer = tuple([i for i in range(len(self.shape)) if i not in self.axes])
+            self.rows = prod([self.shape[i] for i in self.outer])
+            self.full_row = tuple([1 if i in self.axes else n for i, n in enumerate(self.shape)])
+        else:
+            self.outer, self.rows, self.full_row = tuple(range(len(self.shape))), self.count, self.shape
         if program.keeps_axes and program.iteration is not None and (self.axes or self.shape != program.iteration):
             raise Unsupported("a mask, or an index that may be outside, on a fold")
         self.preds: list[tuple[int, ...]] = []
@@ -148,18 +153,20 @@ class Elementwise:
         self.stored: list[tuple[tuple[int, int], Any]] = []
 
     def _plain_shape(self) -> tuple[int, ...]:
-        return max((o.shape for o, _ in self.pairs), key=prod)
+        return self.pairs[0][0].shape if len(self.pairs) == 1 else max([o.shape for o, _ in self.pairs], key=prod)
 
     # ---- operands ----
     def spread(self, sym: Sym, row: bool = False) -> tuple[int, ...]:
         """Strides of a leaf over the iteration space."""
         strides = sym.strides or (0,) * sym.ndim
-        if row or (self.axes and sym.size == self.rows and sym.shape != self._full_row()):
+        if row or (self.axes and sym.size == self.rows and sym.shape != self.full_row):
             kept = strides_of(sym.shape, strides, tuple(self.shape[i] for i in self.outer)) if sym.size > 1 else (0,) * len(self.outer)
             out = [0] * len(self.shape)
             for i, s in zip(self.outer, kept, strict=True):
                 out[i] = s
             return tuple(out)
+        if sym.shape == self.shape:
+            return tuple([0 if n == 1 else s for n, s in zip(sym.shape, strides, strict=True)])
         if sym.size == 1:
             return (0,) * len(self.shape)
         if sym.ndim > len(self.shape):
@@ -168,21 +175,19 @@ class Elementwise:
         padded = (0,) * (len(self.shape) - sym.ndim) + tuple(strides)
         for n, wanted in zip(grown, self.shape, strict=True):
             if n not in (1, wanted):
-                if sym.size == prod(self.shape):
+                if sym.size == self.count:
                     return strides_of(sym.shape, strides, self.shape)
                 raise Unsupported(f"an operand of shape {sym.shape} for {self.shape}")
-        return tuple(0 if n == 1 else s for n, s in zip(grown, padded, strict=True))
-
-    def _full_row(self) -> tuple[int, ...]:
-        return tuple(1 if i in self.axes else n for i, n in enumerate(self.shape))
+        return tuple([0 if n == 1 else s for n, s in zip(grown, padded, strict=True)])
 
     def tile(self, source: Any, strides: tuple[int, ...]) -> int:
         """Number of a tile of the program."""
         key = source, strides
-        if key not in self.tile_numbers:
-            self.tile_numbers[key] = len(self.tiles)
+        found = self.tile_numbers.get(key)
+        if found is None:
+            found = self.tile_numbers[key] = len(self.tiles)
             self.tiles.append((source, strides, self.program.dtype(source)))
-        return self.tile_numbers[key]
+        return found
 
     def register(self) -> int:
         self.registers += 1
@@ -193,16 +198,18 @@ class Elementwise:
     # ---- expressions ----
     def depth(self, sym: Sym) -> int:
         """How many folds are inside each other in a value."""
+        if not sym.args:
+            return 0
         found = self.depths.get(id(sym))
         if found is None:
-            found = max((self.depth(a) for a in sym.args), default=0) + (sym.kind == "fold")
+            found = max([self.depth(a) for a in sym.args]) + (sym.kind == "fold")
             self.depths[id(sym)] = found
             self.named.append(sym)
         return found
 
     def is_row(self, sym: Sym) -> bool:
         """Whether a value has one element for each row."""
-        return bool(self.axes) and self.depth(sym) > 0 and sym.size == self.rows
+        return self.axes != () and self.depth(sym) > 0 and sym.size == self.rows
 
     def emit(self, phase: tuple[int, int], *op: Any, **more: Any) -> None:
         self.phases.setdefault(phase, []).append(uop(*op, **more))
@@ -213,13 +220,13 @@ class Elementwise:
         if found is None:
             self.named.append(sym)
             source = sym.source
-            if sym.kind == "tile":
-                source = next((s for s in self.sources if s == source or self.program.same(s, source)), None)
-                if source is None:
-                    source = sym.source
+            if sym.kind == "tile" and source not in self.sources:
+                same = self.program.same
+                source = next((s for s in self.sources if same(s, source)), source)
+                if source is sym.source:
                     self.sources.append(source)
-            key = (sym.kind, sym.name, sym.shape, sym.dtype, sym.strides, source, repr(sym.value), sym.raw, repr(sorted(sym.more.items())),
-                   *(self.number(a) for a in sym.args))  # fmt: skip
+            key = (sym.kind, sym.name, sym.shape, sym.dtype, sym.strides, source, repr(sym.value), sym.raw,
+                   repr(sorted(sym.more.items())) if sym.more else "", *[self.number(a) for a in sym.args])  # fmt: skip
             found = self.numbers[id(sym)] = self.alike.setdefault(key, len(self.alike))
         return found
 
@@ -227,13 +234,14 @@ class Elementwise:
         """Register of a value in a phase."""
         if sym.kind == "fold":
             return self._fold(sym)
-        if self.is_row(sym) and phase[1]:
+        if phase[1] and self.is_row(sym):
             return self.value(sym, (self.depth(sym), 0))
         number = self.number(sym)
         key = number, phase if phase[1] else "row"
-        if key in self.memo:
-            return self.memo[key]
-        made = self._from_before(sym, number, phase) if phase[1] else None
+        made = self.memo.get(key)
+        if made is not None:
+            return made
+        made = self._from_before(sym, number, phase) if phase[1] and sym.args and not sym.raw else None
         if made is None:
             made = self._value(sym, phase)
         self.memo[key] = made
@@ -242,8 +250,8 @@ class Elementwise:
 
     def _from_before(self, sym: Sym, number: int, phase: tuple[int, int]) -> int | None:
         """A value that an earlier phase has computed for the whole row, if keeping it is less work than doing that again."""
-        before = next((p for p in sorted(self.phases) if p[1] and p < phase and (number, p) in self.memo), None)
-        if before is None or sym.raw or prod(self.shape[i] for i in self.axes) > KEPT or effort(sym) < EFFORT:
+        before = min([p for p in self.phases if p[1] and p < phase and (number, p) in self.memo], default=None)
+        if before is None or prod([self.shape[i] for i in self.axes]) > KEPT or effort(sym) < EFFORT:
             return None
         if number not in self.kept:
             self.kept[number] = len(self.kept)
@@ -270,12 +278,9 @@ class Elementwise:
             self.emit(phase, abi.CONST, made, imm=sym.value, bits=sym.more.get("bits") if sym.raw else None)
             return made
         if sym.kind == "tile":
-            made = self.register()
-            self.loaded.append((phase, sym.source, self.tile(sym.source, self.spread(sym, row))))
-            self.emit(
-                phase, abi.LOAD_RAW if sym.raw else abi.LOAD, made, self.tile(sym.source, self.spread(sym, row)),
-                pad=int(not row and self.program.far(sym.source)),
-            )  # fmt: skip
+            made, number = self.register(), self.tile(sym.source, self.spread(sym, row))
+            self.loaded.append((phase, sym.source, number))
+            self.emit(phase, abi.LOAD_RAW if sym.raw else abi.LOAD, made, number, pad=int(not row and self.program.far(sym.source)))
             return made
         if sym.kind in ("pred", "index"):
             used, table = (
@@ -346,15 +351,15 @@ class Elementwise:
         if value.kind == "round" and int(value.value) == dtype:
             value = value.args[0]  # the store rounds
         row = self.is_row(value) or (bool(self.axes) and value.kind == "fold")
-        if self.axes and not row and value.size == self.rows and out.size == self.rows and prod(self.shape) != self.rows:
+        if self.axes and not row and value.size == self.rows and out.size == self.rows and self.count != self.rows:
             row = True  # what is the same for a whole row, without a fold of its own
         if row:
             phase = (max(1, self.depth(value)), 0)
         else:
             phase = (self.depth(value), 1)
-            if value.shape != self.shape and value.size == prod(self.shape) and value.size > 1:
+            if value.shape != self.shape and value.size == self.count and value.size > 1:
                 value = value.reshape(self.shape)
-        if out.size != (self.rows if row else prod(self.shape)):
+        if out.size != (self.rows if row else self.count):
             raise Unsupported(f"a result of {out.shape} among results of {self.shape}")
         where = self.spread(out, row)
         number = self.tile(out.source, where)
@@ -385,17 +390,18 @@ class Elementwise:
 
     def made(self) -> Made:
         """The program."""
-        folds = {self.number(f): f for _, v in self.pairs for f in folds_of(v)}
+        folds = {self.number(f): f for _, v in self.pairs for f in folds_of(v)} if self.axes else {}
         for fold in sorted(folds.values(), key=self.depth):  # so that later phases find what they have computed
             self._fold(fold)
         for out, value in self.pairs:
             self.store(out, value)
         self._order()
         order = [*self.outer, *self.axes]
-        strides = [tuple(s[i] for i in order) for _, s, _ in self.tiles] + [
-            tuple(s[i] for i in order) for s in (*self.preds, *self.indices)
-        ]
-        shape = tuple(self.shape[i] for i in order)
+        strides = [*[s for _, s, _ in self.tiles], *self.preds, *self.indices]
+        shape = self.shape
+        if order != [*range(len(shape))]:
+            strides = [tuple([s[i] for i in order]) for s in strides]
+            shape = tuple([shape[i] for i in order])
         outer = len(self.outer)
         if self.program.keeps_axes:
             outer = len(self.outer) if self.axes else max(0, len(shape) - 1)
@@ -410,7 +416,7 @@ class Elementwise:
             raise Unsupported("too many dimensions")
         tiles, preds = strides[: len(self.tiles)], strides[len(self.tiles) : len(self.tiles) + len(self.preds)]
         indices = strides[len(self.tiles) + len(self.preds) :]
-        phases = [(not element, ops) for (_, element), ops in sorted(self.phases.items(), key=lambda p: (p[0][0], p[0][1]))]
+        phases = [(not element, self.phases[depth, element]) for depth, element in sorted(self.phases)]
         what = elementwise(
             outer,
             len(shape) - outer,
@@ -435,5 +441,5 @@ class Elementwise:
                 if later > when or not self.program.apart(source, other):
                     raise Unsupported("an operand that is read again after it has changed")
                 early.add((later, tile))
-        for phase, ops in self.phases.items():
+        for phase, ops in self.phases.items() if early else ():
             ops.sort(key=lambda op: not any((phase, tile) in early for tile in _read(op)))

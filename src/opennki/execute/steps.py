@@ -369,7 +369,7 @@ class Steps:
         for leaf in [leaf for out, value in pairs for leaf in (out, *leaves(value))] + [leaf for g in guards for leaf in leaves(g)]:
             if leaf.kind == "const" or leaf.size == 1:
                 continue
-            row = made.axes and leaf.size == made.rows and leaf.shape != made._full_row() and leaf.shape != made.shape
+            row = made.axes and leaf.size == made.rows and leaf.shape != made.full_row and leaf.shape != made.shape
             shape = tuple(1 if i in made.axes else n for i, n in enumerate(made.shape)) if row else made.shape
             found.append((aligned(leaf.axes, leaf.shape, shape), aligned((0,) * leaf.ndim, leaf.shape, shape)))
         for axes, _ in found:

@@ -198,7 +198,8 @@ class Image:
 
     def laid(self) -> tuple[abi.TapeStruct, list[Any]]:
         """The tape as C wants it, and what it points to."""
-        calls, ops, watches = memory.array("B", self.calls), memory.array("B", self.ops), (abi.Watch * max(1, len(self.watches)))(*self.watches)
+        calls, ops = memory.array("B", self.calls), memory.array("B", self.ops)
+        watches = (abi.Watch * max(1, len(self.watches)))(*self.watches)
         keep: list[Any] = [self, calls, ops, watches]
         places = [pointer(what) for what in self.whats]
         bases = [_place(table) for table in (self.addresses, self.bounds, self.clips, self.exprs, self.exprs)]

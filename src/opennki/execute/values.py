@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from opennki.execute.record import Sym, Unsupported, strides_of
 from opennki.isa.scalar import SCALAR
 
@@ -19,12 +17,17 @@ def in_order(out: Sym, leaf: Sym) -> bool:
     return all(n == 1 or a == b for n, a, b in zip(leaf.shape, leaf.strides, walk, strict=True))
 
 
-def leaves(value: Sym) -> Iterator[Sym]:
-    """The symbols without parts inside a value."""
+def leaves(value: Sym) -> list[Sym]:
+    """The symbols without parts inside a value, each as often as it is there."""
     if not value.args:
-        yield value
+        return [value]
+    out: list[Sym] = []
     for a in value.args:
-        yield from leaves(a)
+        if a.args:
+            out += leaves(a)
+        else:
+            out.append(a)
+    return out
 
 
 # ---- what has a kernel of its own -----------------------------------------------------------------------------------
@@ -41,12 +44,13 @@ def effort(sym: Sym) -> int:
     return own + sum(effort(a) for a in sym.args)
 
 
-def folds_of(sym: Sym) -> Iterator[Sym]:
-    """The folds in a value."""
-    if sym.kind == "fold":
-        yield sym
+def folds_of(sym: Sym) -> list[Sym]:
+    """The folds in a value, outer before inner."""
+    out = [sym] if sym.kind == "fold" else []
     for a in sym.args:
-        yield from folds_of(a)
+        if a.args:
+            out += folds_of(a)
+    return out
 
 
 NUMBERS = {"float32": 0, "bfloat16": 1, "float16": 2, "float8_e4m3": 3, "float8_e4m3fn": 4, "float8_e5m2": 5, "int32": 7, "uint32": 8,
