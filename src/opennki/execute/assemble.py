@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes as C
+import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from opennki.execute import abi
 
 Addresses = C.Array[C.c_void_p]
-_WITHOUT_RESULT = (abi.STORE, abi.STORE_RAW, abi.KEEP)  # their d is a tile, or the number of a row
 
 
 def uop(
@@ -25,12 +25,42 @@ def uop(
     return op
 
 
-class Program:
-    """An `abi.Elementwise` (`structure`) with everything that it points at. To be kept as long as it is used."""
+class Walk(NamedTuple):
+    """How a program goes over memory: extents, and for each operand, predicate and index expression its strides; the first `outer`
+    dimensions make rows. `flat`: all rows are alike, and so are their elements. `stores`: the operands that are written; `dtypes`: numbers
+    of the operands' dtypes."""
 
-    def __init__(self, structure: abi.Elementwise, keep: tuple[object, ...]) -> None:
+    shape: tuple[int, ...]
+    outer: int
+    flat: bool
+    tiles: list[tuple[int, ...]]
+    preds: list[tuple[int, ...]]
+    indices: list[tuple[int, ...]]
+    stores: frozenset[int]
+    dtypes: list[int]
+
+
+class Program:
+    """An `abi.Elementwise` (`structure`) with everything that it points at. To be kept as long as it is used. walk: what the structure
+    says of it, where that is known already."""
+
+    def __init__(self, structure: abi.Elementwise, keep: tuple[object, ...], walk: Walk | None = None) -> None:
         self.structure = structure
         self._keep = keep
+        self._walk = walk
+
+    @property
+    def walk(self) -> Walk:
+        """How it goes over memory."""
+        if self._walk is None:
+            what = self.structure
+            rank, ops = what.outer + what.inner, what.uops[: what.n_uops]
+            flat = not any(op.code == abi.FOLD for op in ops) and not any(phase.row for phase in what.phases[: what.n_phases])
+            tables = ((what.tiles, what.n_tiles), (what.preds, what.n_preds), (what.indices, what.n_indices))
+            tiles, preds, indices = ([tuple(table[i].stride[:rank]) for i in range(n)] for table, n in tables)
+            numbers = [tile.dtype for tile in what.tiles[: what.n_tiles]]
+            self._walk = Walk(tuple(what.shape[:rank]), what.outer, flat, tiles, preds, indices, _stores(ops), numbers)
+        return self._walk
 
     def run(
         self, lib: C.CDLL, at: Sequence[int], preds: Sequence[int] = (), indices: Sequence[int] = (),
@@ -47,8 +77,27 @@ def _longs(values: Sequence[int]) -> C.Array[C.c_int64]:
     return (C.c_int64 * max(1, len(values)))(*values)
 
 
-def _strided(kind: Any, strides: Sequence[int], *rest: int) -> Any:
-    return kind((C.c_int64 * abi.RANK)(*strides), *rest)
+def _stores(ops: Sequence[abi.Uop]) -> frozenset[int]:
+    return frozenset([op.d for op in ops if op.code in (abi.STORE, abi.STORE_RAW)])
+
+
+_HEAD, _TILE, _STRIDES = struct.Struct(f"=2i{abi.RANK}q8i5Q"), struct.Struct(f"={abi.RANK}q2i"), struct.Struct(f"={abi.RANK}q")
+assert (_HEAD.size, _TILE.size, _STRIDES.size) == (C.sizeof(abi.Elementwise), C.sizeof(abi.Tile), C.sizeof(abi.AffineTile))
+
+
+def tile_array(strides: Sequence[Sequence[int]], dtypes: Sequence[int]) -> Any:
+    """An array of `abi.Tile`."""
+    rows = [_TILE.pack(*s, *PADS[len(s)], dtype, 0) for s, dtype in zip(strides, dtypes, strict=True)]
+    return (abi.Tile * len(rows)).from_buffer_copy(b"".join(rows)) if rows else (abi.Tile * 1)()
+
+
+def affine_array(strides: Sequence[Sequence[int]]) -> Any:
+    """An array of `abi.AffineTile`."""
+    rows = [_STRIDES.pack(*s, *PADS[len(s)]) for s in strides]
+    return (abi.AffineTile * len(rows)).from_buffer_copy(b"".join(rows)) if rows else (abi.AffineTile * 1)()
+
+
+PADS = [(0,) * (abi.RANK - rank) for rank in range(abi.RANK + 1)]
 
 
 def elementwise(
@@ -57,32 +106,40 @@ def elementwise(
 ) -> Program:  # fmt: skip
     """An elementwise program.
 
-    outer, inner: numbers of dimensions; shape: their extents, outer ones first. phases: (once per row?, operations). tiles: (strides in
-    bytes, name or number of the dtype). preds, indices: strides of their values. Raises ValueError for more than `abi.RANK` dimensions or
+    outer, inner: numbers of dimensions; shape: their extents, outer ones first. phases: (once per row?, operations), an operation's `d` the
+    register of its result, but for stores the number of a tile, and for KEEP that of a row. tiles: (strides in bytes, name or number of the
+    dtype). preds, indices: strides of their values. Raises ValueError for more than `abi.RANK` dimensions or
     a number of strides that is not the rank.
     """
     rank = outer + inner
     if rank > abi.RANK or len(shape) != rank:
         raise ValueError(f"an elementwise program has at most {abi.RANK} dimensions and a shape of that many, got {outer}+{inner}, {shape}")
-    for strides in (*(s for s, _ in tiles), *preds, *indices):
+    walks, numbers = [tuple(s) for s, _ in tiles], [abi.DTYPES[dtype] if isinstance(dtype, str) else dtype for _, dtype in tiles]
+    for strides in (*walks, *preds, *indices):
         if len(strides) != rank:
             raise ValueError(f"strides {tuple(strides)} do not fit the {rank} dimensions")
-    uops = [u for _, ops in phases for u in ops]
+    uops: list[abi.Uop] = []
+    c_phases = (abi.Phase * max(1, len(phases)))()
+    flat = True
+    for span, (row, ops) in zip(c_phases, phases, strict=False):
+        span.first, span.count, span.row = len(uops), len(ops), int(row)
+        flat = flat and not row
+        uops += ops
     c_uops = (abi.Uop * max(1, len(uops)))(*uops)
-    spans, first = [], 0
-    for row, ops in phases:
-        spans.append(abi.Phase(first, len(ops), int(row), 0))
-        first += len(ops)
-    c_phases = (abi.Phase * max(1, len(spans)))(*spans)
-    c_tiles = (abi.Tile * max(1, len(tiles)))(
-        *(_strided(abi.Tile, s, abi.DTYPES[dtype] if isinstance(dtype, str) else dtype, 0) for s, dtype in tiles)
-    )
-    c_preds = (abi.AffineTile * max(1, len(preds)))(*(_strided(abi.AffineTile, s) for s in preds))
-    c_indices = (abi.AffineTile * max(1, len(indices)))(*(_strided(abi.AffineTile, s) for s in indices))
-    registers = 1 + max((u.d for u in uops if u.code not in _WITHOUT_RESULT), default=-1)
-    kept = 1 + max((u.d for u in uops if u.code == abi.KEEP), default=-1)
-    structure = abi.Elementwise(
-        outer, inner, (C.c_int64 * abi.RANK)(*shape), len(spans), len(uops), len(tiles), len(preds), len(indices), registers, kept, 0,
-        c_phases, c_uops, c_tiles, c_preds, c_indices,
-    )  # fmt: skip
-    return Program(structure, (c_uops, c_phases, c_tiles, c_preds, c_indices))
+    registers, kept, stores = 0, 0, []
+    for op in uops:
+        code, d = op.code, op.d
+        if code == abi.STORE or code == abi.STORE_RAW:
+            stores.append(d)
+        elif code == abi.KEEP:
+            kept = max(kept, d + 1)
+        else:
+            registers = max(registers, d + 1)
+            flat = flat and code != abi.FOLD
+    keep = c_phases, c_uops, tile_array(walks, numbers), affine_array(preds), affine_array(indices)
+    structure = abi.Elementwise.from_buffer_copy(_HEAD.pack(
+        outer, inner, *shape, *PADS[rank], len(phases), len(uops), len(tiles), len(preds), len(indices), registers, kept, 0,
+        *map(C.addressof, keep),
+    ))  # fmt: skip
+    walk = Walk(tuple(shape), outer, flat, walks, [*map(tuple, preds)], [*map(tuple, indices)], frozenset(stores), numbers)
+    return Program(structure, keep, walk)

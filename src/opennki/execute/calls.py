@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from opennki.execute import abi
-from opennki.execute.assemble import Program
+from opennki.execute.assemble import Program, Walk, affine_array, tile_array
 from opennki.execute.shapes import joined
 from opennki.ir.affine import Affine
 from opennki.ir.nodes import Alloc, Instr
@@ -117,14 +117,12 @@ def _space(call: Call) -> Space:
     if call.kind == abi.K_COPY:
         what, rank = call.what, call.what.rank
         strides = [tuple(what.d_stride[:rank]), tuple(what.s_stride[:rank])]
-        return Space(tuple(what.shape[:rank]), rank, not call.clips, strides, [], [], frozenset({0}))
-    what = call.what.structure
-    rank, ops = what.outer + what.inner, [what.uops[i] for i in range(what.n_uops)]
-    flat = not any(op.code == abi.FOLD for op in ops) and not any(what.phases[i].row for i in range(what.n_phases))
-    tables = ((what.tiles, what.n_tiles), (what.preds, what.n_preds), (what.indices, what.n_indices))
-    tiles, preds, indices = ([tuple(table[i].stride[:rank]) for i in range(n)] for table, n in tables)
-    stores = frozenset([op.d for op in ops if op.code in (abi.STORE, abi.STORE_RAW)])
-    return Space(tuple(what.shape[:rank]), what.outer, flat and not call.clips, tiles, preds, indices, stores)
+        return Space(tuple(what.shape[:rank]), rank, not call.clips, strides, [], [], _FIRST)
+    walk = call.what.walk
+    return Space(walk.shape, walk.outer, walk.flat and not call.clips, walk.tiles, walk.preds, walk.indices, walk.stores)
+
+
+_FIRST = frozenset({0})
 
 
 def over(call: Call, walk: Space, tidy: bool = True) -> Call | None:
@@ -139,19 +137,14 @@ def over(call: Call, walk: Space, tidy: bool = True) -> Call | None:
         copy = abi.Copy(rank, call.what.width)
         copy.shape[:rank], copy.d_stride[:rank], copy.s_stride[:rank] = walk.shape, walk.tiles[0], walk.tiles[1]
         return replace(call, what=copy, shape=walk.shape)
-    old = call.what.structure
-    new = abi.Elementwise.from_buffer_copy(old)
-    tiles = (abi.Tile * max(1, old.n_tiles))()
-    for made, strides, was in zip(tiles, walk.tiles, old.tiles[: old.n_tiles], strict=False):
-        made.stride[:rank], made.dtype = strides, was.dtype
-    preds, indices = ((abi.AffineTile * max(1, len(table)))() for table in (walk.preds, walk.indices))
-    for array, table in ((preds, walk.preds), (indices, walk.indices)):
-        for made, strides in zip(array, table, strict=False):
-            made.stride[:rank] = strides
+    old = call.what
+    new = abi.Elementwise.from_buffer_copy(old.structure)
+    tiles, preds, indices = tile_array(walk.tiles, old.walk.dtypes), affine_array(walk.preds), affine_array(walk.indices)
     new.outer, new.inner = walk.outer, rank - walk.outer
     new.shape[:rank] = walk.shape
     new.tiles, new.preds, new.indices = tiles, preds, indices
-    return replace(call, what=Program(new, (call.what, tiles, preds, indices)), shape=walk.shape)
+    made = Walk(walk.shape, walk.outer, old.walk.flat, walk.tiles, walk.preds, walk.indices, walk.stores, old.walk.dtypes)
+    return replace(call, what=Program(new, (old, tiles, preds, indices), made), shape=walk.shape)
 
 
 def _tidied(walk: Space) -> Space:
@@ -237,8 +230,7 @@ def _operands(call: Call) -> list[Operand] | None:
         if call.kind == abi.K_COPY:
             widths = [call.what.width] * 2
         else:
-            what = call.what.structure
-            widths = [SIZES[what.tiles[i].dtype] for i in range(what.n_tiles)]
+            widths = [SIZES[number] for number in call.what.walk.dtypes]
         return [Operand(i, walk.shape, s, w, i in walk.stores) for i, (s, w) in enumerate(zip(walk.tiles, widths, strict=True))]
     if call.kind not in _FIELDS:
         return None
@@ -339,4 +331,4 @@ def _from_afar(what: Any, tiles: frozenset[int]) -> Program:
         if op.code in (abi.LOAD, abi.LOAD_RAW, abi.TREE) and op.a in tiles:
             op.pad = 1
     new.uops = uops
-    return Program(new, (what, uops))
+    return Program(new, (what, uops), what.walk)

@@ -154,7 +154,7 @@ class Instruction:
             raise Unsupported("a mask on operands of several shapes")
         if len(pairs) > 1 and not fused and self.overlap(pairs):
             raise Unsupported("results that overlap")
-        for out, v in pairs:
+        for out, v in () if self.single else pairs:
             if self.views[out.source].dynamic is not None:
                 raise Unsupported("a runtime index")
             for n in nodes(v):
@@ -170,6 +170,8 @@ class Instruction:
             return all_views[_whole(source)]
 
         def same(a: Any, b: Any) -> bool:
+            if a.__class__ is int and a == b:
+                return True
             if _offset(a) != _offset(b):
                 return False
             a, b = _whole(a), _whole(b)
@@ -184,7 +186,9 @@ class Instruction:
         program = Program(
             iteration=plan.iteration,
             dtype_of=lambda source: abi.DTYPES.get(view_of(source).access.dtype, -1),
-            keeps_axes=not fused and bool(self.clips or self.guards or any(self.views[s].bounds for s in self.sources(pairs))),
+            keeps_axes=not fused and bool(
+                self.clips or self.guards or (self.unproven and any(self.views[s].bounds for s in self.sources(pairs)))
+            ),
             guards=[] if fused else self.guards,
             same=same,
             apart=apart,
@@ -195,19 +199,26 @@ class Instruction:
         made = []
         self.touched = []
         for kind, what, sources, shape in compile_values(program, pairs, fused):
-            views = [view_of(s) for s in sources]
-            self.touched += list({(v, s in outs): (v.access, s in outs) for s, v in zip(sources, views, strict=True)}.values())
-            if len({_whole(s) for s in sources}) > MAX_ADDRESSES or len(views) > abi.MAX_ADDRESSES:
+            if len(sources) > MAX_ADDRESSES and (len({_whole(s) for s in sources}) > MAX_ADDRESSES or len(sources) > abi.MAX_ADDRESSES):
                 raise Unsupported("more operands than a call takes")
-            call = Call(kind, what, [(self.begin(v).add(_offset(s)), v.slot) for s, v in zip(sources, views, strict=True)], shape)
-            call.sources = [(_whole(s), _offset(s)) for s in sources]
+            views, addresses, origins, touched = [], [], [], {}
+            for s in sources:
+                number, offset = (s.base, s.offset) if s.__class__ is Part else (s, 0)
+                view, written = all_views[number], s in outs
+                views.append(view)
+                origins.append((number, offset))
+                addresses.append((self.begin(view).add(offset), view.slot))
+                touched[view, written] = view.access, written
+            self.touched += touched.values()
+            call = Call(kind, what, addresses, shape, sources=origins)
             if self.clips and not fused:
                 if kind not in (abi.K_EW, abi.K_COPY) or shape != plan.iteration:
                     raise Unsupported("a mask on an instruction that is not elementwise")
                 call.clips = list(self.clips)
             self.bounds(call, views, plan.iteration)
-            call.preds = [self.preds[p][0] for p in program.preds_used]
-            call.indices = [self.indices[p][0] for p in program.indices_used]
+            if program.preds_used or program.indices_used:
+                call.preds = [self.preds[p][0] for p in program.preds_used]
+                call.indices = [self.indices[p][0] for p in program.indices_used]
             made.append(call)
         return made
 
@@ -371,14 +382,15 @@ class Instruction:
         if found is None:
             found = Affine()
             for dim, unit in zip(view.access.dims, view.steps, strict=True):
-                found = found.add(dim.base.scale(unit * view.itemsize))
+                if dim.base.terms or dim.base.const:
+                    found = found.add(dim.base.scale(unit * view.itemsize))
             known[view] = found
         return found
 
     def bounds(self, call: Call, views: list[View], iteration: tuple[int, ...]) -> None:
         """Indices that are not proven inside their tensors."""
         for view in views:
-            for _, strides, size, axis in view.bounds:
+            for _, strides, size, axis in view.bounds or ():
                 if call.shape != iteration or view.shape != iteration:
                     raise Unsupported("an index that may be outside, of a tile of another shape")
                 base = view.access.dims[axis].base

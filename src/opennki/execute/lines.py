@@ -160,17 +160,20 @@ class Lines:
         dynamic = False
         for axis, (dim, (unit, low, high)) in enumerate(zip(dims, tile.dims)):
             base = dim.base
+            const = base.const
             if dim.dyn is not None:
                 dynamic = True
-                terms = Affine(0, terms).add(Affine(0, base.terms).scale(unit)).terms
             elif base.terms:
                 least, most = base.range(site.ranges)
                 if least < low or most > high:
                     site.unproven.append((len(site.parts), axis))
-                terms = Affine(0, terms).add(Affine(0, base.terms).scale(unit)).terms
-            elif not low <= base.const <= high:
+            elif not low <= const <= high:
                 site.unproven.append((len(site.parts), axis))
-            offset += base.const * unit
+            if base.terms:
+                moving = tuple([(a, c * unit) for a, c in base.terms])
+                terms = Affine(0, terms).add(Affine(0, moving)).terms if terms else moving
+            if const:
+                offset += const * unit
         if dynamic:
             site.starts[len(site.parts)] = Affine(offset, terms)
             offset, terms = 0, ()
@@ -410,15 +413,17 @@ class Lines:
         lowering = self.lowering
         marks = len(lowering.out), len(lowering.broken), len(lowering.fallbacks)
         lower()
-        made = [node for node in lowering.out[marks[0] :] if not isinstance(node, Divide)]
-        if len(lowering.fallbacks) != marks[2] or not all(isinstance(node, Run) for node in made):
+        made = [node for node in lowering.out[marks[0] :] if node.__class__ is not Divide]
+        if len(lowering.fallbacks) != marks[2] or any([node.__class__ is not Run for node in made]):
             return ASIS
-        reported = [bound[-1] for node in made for bound in node.call.bounds]
-        failed = lowering.broken[marks[1] : len(lowering.broken) - len(reported)]  # by runtime indices: of steps, which are a call alone
-        if reported != list(range(marks[1] + 1 + len(failed), len(lowering.broken) + 1)):
-            return ASIS  # there are errors besides those of indices
-        if failed and (len(made) != 1 or any(not isinstance(broken, Broken) or broken.axis is not None for broken in failed)):
-            return ASIS
+        failed: list[Any] = []
+        if len(lowering.broken) != marks[1]:
+            reported = [bound[-1] for node in made for bound in node.call.bounds]
+            failed = lowering.broken[marks[1] : len(lowering.broken) - len(reported)]  # by runtime indices: of steps, alone
+            if reported != list(range(marks[1] + 1 + len(failed), len(lowering.broken) + 1)):
+                return ASIS  # there are errors besides those of indices
+            if failed and (len(made) != 1 or any(not isinstance(broken, Broken) or broken.axis is not None for broken in failed)):
+                return ASIS
         views: dict[int, int] = {}
         accesses: dict[int, int] = {}
         exprs: dict[int, int] = {}
@@ -430,9 +435,8 @@ class Lines:
             for k, part in enumerate(site.parts):
                 accesses.setdefault(id(part[0]), base + k)
             base += len(site.parts)
-            for e in {id(e): e for e in site.exprs}.values():
-                if id(e) in exprs:
-                    return ASIS  # two instructions share an expression, which those of another line need not
+            if any([id(e) in exprs for e in site.exprs]):
+                return ASIS  # two instructions share an expression, which those of another line need not
             for e in site.exprs:
                 exprs.setdefault(id(e), count)
                 count += 1
@@ -440,13 +444,13 @@ class Lines:
         template = []
         for node in made:
             call = node.call
-            if len(call.sources) != len(call.addresses) or any(id(a) not in accesses for a, _ in node.touches):
+            if len(call.sources) != len(call.addresses) or any([id(a) not in accesses for a, _ in node.touches]):
                 return ASIS
             bounds = []
             for _, *along, number in call.bounds:
                 view = lowering.broken[number - 1].view
                 bounds.append((accesses[id(view.access)], lowering.broken[number - 1].axis, along, view.what))
-            if any(id(e) not in exprs for e in (*call.preds, *call.indices, *(c[0] for c in call.clips))):
+            if any([id(e) not in exprs for e in (*call.preds, *call.indices, *[c[0] for c in call.clips])]):
                 return ASIS  # not the expression of an operand, but computed from it
             template.append((
                 {**call.__dict__, **_OF_KERNEL},

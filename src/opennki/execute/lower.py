@@ -303,10 +303,11 @@ class Lowering:
 
     def append(self, calls: list[Call], touches: list[Touch], ones: list[Instruction]) -> None:
         """Append calls that compute instructions, or parts of them, and touch this; index tiles are read too."""
-        touches = touches + [(tile, False) for access, _ in touches for tile in access.dynamic()]
+        touches = touches + [(dim.dyn, False) for access, _ in touches for dim in access.dims if dim.dyn is not None]
+        instrs = tuple([one.plan.instr for one in ones])
         for made in calls:
-            made.instrs = tuple(one.plan.instr for one in ones)
-            if any(atom.__class__ is FloorDiv for e in made.expressions() for atom, _ in e.terms):
+            made.instrs = instrs
+            if any([atom.__class__ is FloorDiv for e in made.expressions() for atom, _ in e.terms]):
                 self.divided(made)
             self.out.append(Run(made, touches, ones[0].ranges))
 
@@ -318,8 +319,9 @@ class Lowering:
     def flush(self) -> None:
         """Compile the instructions that were put together."""
         self.lines.flush()
-        group, self.group = self.group, Group(self)
-        self.flush_group(group)
+        if self.group.ones:
+            group, self.group = self.group, Group(self)
+            self.flush_group(group)
 
     def flush_group(self, group: Group) -> None:
         """Compile the instructions of a group."""
