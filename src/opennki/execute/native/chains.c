@@ -28,7 +28,12 @@ ALWAYS void group(const int8_t *kinds, int count, char *const *at, const __m512 
     const __mmask16 m0 = whole ? 0xffff : first_of(left), m1 = whole ? 0xffff : first_of(left - 16);
     const __mmask16 m2 = whole ? 0xffff : first_of(left - 32), m3 = whole ? 0xffff : first_of(left - 48);
     __m512 v0 = _mm512_setzero_ps(), v1 = v0, v2 = v0, v3 = v0;
-    int plain = 0; /* exp was normal */
+    int plain = 0; /* exp was normal, or zero */
+    int done = -1, alone = 1; /* nothing of what a choice throws away is computed */
+    _Pragma("GCC unroll 16") for (int k = 0; k < count; k++) {
+        if (alone && kinds[k] == CHOSEN && (s->no <= i || s->yes >= i + left)) done = k, v0 = v1 = v2 = v3 = row[k];
+        if (kinds[k] == WRITE || kinds[k] == NARROW || kinds[k] == SUM || kinds[k] == LARGEST) alone = 0;
+    }
 #define LOAD(j) (whole ? _mm512_loadu_ps(p + 16 * j) : _mm512_maskz_loadu_ps(m##j, p + 16 * j))
 #define STORE(j) (whole ? _mm512_storeu_ps(p + 16 * j, v##j) : _mm512_mask_storeu_ps(p + 16 * j, m##j, v##j))
 #define EACH(e) e(0) e(1) e(2) e(3)
@@ -39,6 +44,7 @@ ALWAYS void group(const int8_t *kinds, int count, char *const *at, const __m512 
     }
     _Pragma("GCC unroll 16") for (int k = 0; k < count; k++) {
         float *p = (float *)(void *)at[k] + i;
+        if (k <= done) continue;
         switch (kinds[k]) {
 #define MAKE(j) v##j = LOAD(j);
             DO(FROM, MAKE)
@@ -79,7 +85,7 @@ ALWAYS void group(const int8_t *kinds, int count, char *const *at, const __m512 
             if (__builtin_expect((plain = nki_wide_plain(v)), 1))
                 nki_wide_exps(v, 4, 1);
             else if ((BELOW(0) & BELOW(1) & BELOW(2) & BELOW(3)) == 0xffff) /* scores behind a mask */
-                v[0] = v[1] = v[2] = v[3] = _mm512_setzero_ps();
+                v[0] = v[1] = v[2] = v[3] = _mm512_setzero_ps(), plain = 1;
             else
                 nki_wide_exps(v, 4, 0);
 #undef BELOW
