@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator
+from typing import Any
 
 _lock = threading.Lock()
 _users = 0
@@ -15,20 +15,22 @@ _kept = 0  # objects that were made old without having been looked at
 MOST = 4_000_000  # of them
 
 
-@contextmanager
-def collection_put_off() -> Iterator[None]:
+class collection_put_off(ContextDecorator):
     """No cyclic collection meanwhile, in any thread: tracing and planning make a graph of objects, over which the collector would go again
     and again. Where it was off before, it stays off. What was made counts as old afterwards, so that it is not looked at just then, up to
     `MOST` objects."""
-    global _users, _was_on, _kept
-    with _lock:
-        if not _users:
-            _was_on = gc.isenabled()
-            gc.disable()
-        _users += 1
-    try:
-        yield
-    finally:
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        global _users, _was_on
+        with _lock:
+            if not _users:
+                _was_on = gc.isenabled()
+                gc.disable()
+            _users += 1
+
+    def __exit__(self, *raised: Any) -> None:
+        global _users, _kept
         with _lock:
             _users -= 1
             if not _users and _was_on:

@@ -41,6 +41,12 @@ class Call:
     errors: int = 0  # of steps: how many are reported before those of its descriptor, which count from 1
     sources: list[tuple[int, int]] = field(default_factory=list)  # what it was made from: number of each operand, and bytes into it
 
+    def but(self, **fields: Any) -> Call:
+        """The same with other fields."""
+        made = Call.__new__(Call)
+        made.__dict__.update(self.__dict__, **fields)
+        return made
+
     @property
     def size(self) -> int:
         """Elements that it handles, about; a step of a matrix product is much less than that."""
@@ -89,9 +95,7 @@ def known(call: Call, key: Any, make: Callable[[], Any]) -> Any:
 
 def _with(call: Call, addresses: list[tuple[Affine, int]], descriptor: tuple[Any, Strides]) -> Call:
     """A call at other addresses, with another descriptor and shape."""
-    made = Call.__new__(Call)
-    made.__dict__.update(call.__dict__, addresses=addresses, what=descriptor[0], shape=descriptor[1])
-    return made
+    return call.but(addresses=addresses, what=descriptor[0], shape=descriptor[1])
 
 
 def redescribed(call: Call, **fields: Any) -> Call:
@@ -99,7 +103,7 @@ def redescribed(call: Call, **fields: Any) -> Call:
     what = type(call.what).from_buffer_copy(call.what)
     for name, value in fields.items():
         setattr(what, name, value)
-    return replace(call, what=what)
+    return call.but(what=what)
 
 
 def _descriptor(call: Call | None) -> tuple[Any, Strides] | None:
@@ -136,7 +140,7 @@ def over(call: Call, walk: Space, tidy: bool = True) -> Call | None:
     if call.kind == abi.K_COPY:
         copy = abi.Copy(rank, call.what.width)
         copy.shape[:rank], copy.d_stride[:rank], copy.s_stride[:rank] = walk.shape, walk.tiles[0], walk.tiles[1]
-        return replace(call, what=copy, shape=walk.shape)
+        return call.but(what=copy, shape=walk.shape)
     old = call.what
     new = abi.Elementwise.from_buffer_copy(old.structure)
     tiles, preds, indices = tile_array(walk.tiles, old.walk.dtypes), affine_array(walk.preds), affine_array(walk.indices)
@@ -144,7 +148,7 @@ def over(call: Call, walk: Space, tidy: bool = True) -> Call | None:
     new.shape[:rank] = walk.shape
     new.tiles, new.preds, new.indices = tiles, preds, indices
     made = Walk(walk.shape, walk.outer, old.walk.flat, walk.tiles, walk.preds, walk.indices, walk.stores, old.walk.dtypes)
-    return replace(call, what=Program(new, (old, tiles, preds, indices), made), shape=walk.shape)
+    return call.but(what=Program(new, (old, tiles, preds, indices), made), shape=walk.shape)
 
 
 def _tidied(walk: Space) -> Space:
@@ -293,7 +297,7 @@ def _restrided(call: Call, operand: Operand, strides: Strides) -> Call | None:
     what = type(call.what).from_buffer_copy(call.what)
     field_ = getattr(what, operand.name)
     setattr(what, operand.name, strides[0] if isinstance(field_, int) else type(field_)(*strides))
-    return replace(call, what=what)
+    return call.but(what=what)
 
 
 def widened(call: Call) -> Call:

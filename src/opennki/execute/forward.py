@@ -208,15 +208,13 @@ def _copied(call: Call) -> tuple[int, int, int, list[tuple[int, int, int]]] | No
             return None
         if load.code == abi.LOAD and what.tiles[0].dtype > 6:
             return None
-        ends, width = (load.a, store.d), SIZES[what.tiles[0].dtype]
+        source, to, width = load.a, store.d, SIZES[what.tiles[0].dtype]
     else:
-        ends, width = (1, 0), call.what.width
-    found = operands(call)
-    source, to = (next((o for o in found or () if o.address == n), None) for n in ends)
-    if source is None or to is None:
-        return None
-    dims = _falling([(n, d, s) for n, d, s in zip(to.shape, to.strides, source.strides, strict=True) if n > 1], width)
-    return None if dims is None else (to.address, source.address, width, dims)
+        source, to, width = 1, 0, call.what.width
+    walk_ = space(call)
+    assert walk_ is not None
+    dims = _falling([(n, d, s) for n, d, s in zip(walk_.shape, walk_.tiles[to], walk_.tiles[source], strict=True) if n > 1], width)
+    return None if dims is None else (to, source, width, dims)
 
 
 def _falling(dims: list[tuple[int, int, int]], width: int) -> list[tuple[int, int, int]] | None:

@@ -105,8 +105,7 @@ def _stretched(call: Call, walk: Space, var: Var, count: int, start: Affine) -> 
         step = expr.coefficient(var)
         return Affine(expr.const, tuple(t for t in expr.terms if t[0] is not var)).add(start.scale(step)) if step else expr
 
-    moved = replace(
-        call,
+    moved = call.but(
         addresses=[(at(e), slot) for e, slot in call.addresses],
         clips=[(e, axis + 1 if axis >= 0 else axis, stride) for e, axis, stride in call.clips],
         preds=[at(e) for e in call.preds],

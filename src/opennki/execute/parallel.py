@@ -8,7 +8,7 @@ threads: an iteration is computed by one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opennki.execute.nodes import Back, Loop, Made, Node, Repeat, Run, Zero, inner, walk, work
 from opennki.ir.affine import Range, Var
@@ -140,7 +140,12 @@ def windows(var: Var, uses: list[Use]) -> bool:
         else:
             if low is not None and high - low < abs(step):
                 return True
-    counts = {v: high - low + 1 for _, _, ranges in uses for v, (low, high) in ranges.items()}
+    counts: dict[Var, int] = {}
+    last: Any = None
+    for _, _, ranges in uses:
+        if ranges is not last:
+            last = ranges
+            counts.update([(v, high - low + 1) for v, (low, high) in ranges.items()])
     return disjoint([a for a, _, _ in uses], var, counts)
 
 
@@ -148,7 +153,7 @@ def choose(lowering: Lowering, body: list[Node]) -> None:
     """Mark the loops that run on several threads: of each nest one loop, the outermost that is worth it, unless it has few iterations and
     the loops inside share all of its work better."""
     for node in body:
-        if node.__class__ is Run or (isinstance(node, Loop) and _marked(lowering, node)):
+        if node.__class__ is Run or (node.__class__ is Loop and _marked(lowering, node)):
             continue
         for part in inner(node):
             choose(lowering, part)

@@ -30,6 +30,8 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 def strides_of(shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a tile seen in another shape. Raises Unsupported where it would have to be copied."""
+    if shape == new and 0 not in shape:
+        return tuple([0 if n == 1 else s for n, s in zip(shape, strides, strict=True)])
     if prod(shape) != prod(new):
         raise Unsupported(f"a reshape of {shape} to {new}")
     old = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
@@ -124,7 +126,7 @@ def joined(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> tuple[tupl
     for axis, n in enumerate(shape):
         if n == 1:
             continue
-        if sizes and all(w[-1] == s[axis] * n for w, s in zip(walks, strides, strict=True)):
+        if sizes and all([w[-1] == s[axis] * n for w, s in zip(walks, strides, strict=True)]):
             sizes[-1] *= n
             for w, s in zip(walks, strides, strict=True):
                 w[-1] = s[axis]

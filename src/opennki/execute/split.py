@@ -52,7 +52,7 @@ def _split(lowering: Lowering, run: Run) -> Loop | None:
         return expr.add(Affine(0, ((var, step * count),))) if step else expr
 
     steps = {o.address: o.strides[0] for o in found}
-    moved: Call | None = replace(call, addresses=[(at(e, steps[i]), slot) for i, (e, slot) in enumerate(call.addresses)])
+    moved: Call | None = call.but(addresses=[(at(e, steps[i]), slot) for i, (e, slot) in enumerate(call.addresses)])
     assert moved is not None
     if walk is not None:
         moved.preds = [at(e, s[0]) for e, s in zip(call.preds, walk.preds, strict=True)]
@@ -61,7 +61,7 @@ def _split(lowering: Lowering, run: Run) -> Loop | None:
     else:
         what: Any = type(call.what).from_buffer_copy(call.what)
         what.rows = count
-        moved = replace(moved, what=what, shape=(count, *call.shape[1:]))
+        moved = moved.but(what=what, shape=(count, *call.shape[1:]))
     if moved is None:
         return None
     lowering.layout.var(var)

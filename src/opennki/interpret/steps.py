@@ -112,7 +112,8 @@ class Plan:
         for made, name in out_views + registers:
             self.outputs.append((made, self._writer(made) if view is View else None, name))
         for op in self.inputs:
-            op.fit = _shape_for(op.words, op.view.shape, self.iteration)
+            if op.words != ("*",):
+                op.fit = _shape_for(op.words, op.view.shape, self.iteration)
         self.masker = Masker(instr.mask, self.iteration, layout) if masked else None
         self.tracked = [o for o in self.inputs if o.reads and o.view.alloc in tracked] if tracked else []
         self.tracked_out = [v for v, _, _ in self.outputs if v.alloc in tracked] if tracked else []
