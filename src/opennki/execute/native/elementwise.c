@@ -427,6 +427,7 @@ void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, cons
         if (!more) abort();
         r.spare = (float *)(void *)(more + (-(uintptr_t)more & 63));
     }
+    nki_poison(r.spare, floats * sizeof(float));
     r.buffers = r.spare + 4 * NKI_CHUNK;
     r.kept = r.buffers + (size_t)buffers * NKI_CHUNK;
     for (int i = 0; i < k->n_uops; i++) {

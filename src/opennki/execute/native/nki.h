@@ -9,6 +9,7 @@
 #define NKI_H
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #define NKI_ABI 4
 #define NKI_RANK 8     /* iteration dimensions of a tile, after those that belong together are joined */
@@ -318,6 +319,13 @@ int64_t nki_tape_serial(const nki_tape *t, int64_t *env, int threads, char *cons
 
 /* From now on, add the nanoseconds and the runs of call i of the tapes that run to table[2 i] and table[2 i + 1]; NULL: no more. */
 void nki_tape_profile(int64_t *table);
+
+/* Whether temporary memory is filled with NaN before each call, so that what reads it before it is written is seen: for tests. */
+extern int nki_poisoned;
+static inline void nki_poison(void *memory, size_t bytes) {
+    if (__builtin_expect(nki_poisoned, 0)) memset(memory, 0xff, bytes);
+}
+void nki_poison_from_now(int wanted);
 
 /* The same for `programs` programs (rows of `envs`), side by side on up to `threads` threads. Programs must not depend on each
  * other, and nothing may call back. The lowest program that failed counts. */

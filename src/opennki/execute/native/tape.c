@@ -63,6 +63,7 @@ static int64_t call(const nki_tape *t, nki_shelf *shelves, const nki_call *c, co
             return b->error;
         }
     }
+    if (c->kind == NKI_K_MM || c->kind == NKI_K_STEPS) nki_poison(scratch, (size_t)t->scratch);
     char *at[MAX_TILES];
     for (int i = 0; i < c->n_addresses; i++)
         at[i] = buffers[c->addresses[i].slot] + value(t, &c->addresses[i].offset, env);
@@ -95,6 +96,9 @@ static int64_t call(const nki_tape *t, nki_shelf *shelves, const nki_call *c, co
     }
     return 0;
 }
+
+int nki_poisoned;
+void nki_poison_from_now(int wanted) { nki_poisoned = wanted; }
 
 /* Where the time of each call goes, while somebody asks: nanoseconds and runs of call i in [2 i] and [2 i + 1]. */
 static int64_t *spent;
