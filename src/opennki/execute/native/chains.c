@@ -262,6 +262,15 @@ static int known(const nki_link *links, int count) {
     return -1;
 }
 
+/* Whether all lanes of a chain are in memory, or in rows that are kept. */
+static int without_buffers(const run *r, const nki_link *links, int count) {
+    for (int k = 0; k < count; k++) {
+        const int slot = links[k].slot;
+        if (slot >= 0 && r->is_row[slot] == LANES && r->ops[r->used[slot][0]].place == HERE) return 0;
+    }
+    return 1;
+}
+
 /* The longest chain of the table that begins with an operation: its last one, NULL if there is none. `links`: those of it. */
 static op *longest(const run *r, op *o, const op *end, nki_link *links) {
     nki_link found[MOST_LINKS];
@@ -269,7 +278,7 @@ static op *longest(const run *r, op *o, const op *end, nki_link *links) {
     int kind = in_lanes(r, value) ? function_of(r, o, value, &slot) : NONE;
     if (kind == NONE) return NULL;
     op *maker = o, *last = NULL;
-    int chosen = 0, together = 0;
+    int chosen = 0, together = 0, alone = 0;
     found[count++] = (nki_link){FROM, value, NULL};
     int choices = kind == CHOSEN;
     found[count++] = (nki_link){kind, slot, kind == CHOSEN ? o : NULL};
@@ -296,21 +305,25 @@ static op *longest(const run *r, op *o, const op *end, nki_link *links) {
         last = q;
         chosen = which, together = joined;
         for (int k = 0; k < all; k++) links[k] = found[k];
+        alone = without_buffers(r, found, all);
     }
-    if (last) last->go = chains[chosen].run, last->links = links, last->many = 1, last->joined = together;
+    if (last) last->go = chains[chosen].run, last->links = links, last->many = 1, last->joined = together, last->unbuffered = alone;
     return last;
 }
 
-void nki_find_chains(const run *r, const nki_phase *p, nki_link *links) {
+int nki_find_chains(const run *r, const nki_phase *p, nki_link *links) {
     op *first = r->ops + p->first, *end = first + p->count;
+    int unbuffered = 1;
     for (op *o = first; o < end; o++) {
         if (o->uniform || !o->go) continue;
         op *last = longest(r, o, end, links + 3 * (o - first));
+        unbuffered &= last && last->unbuffered;
         if (!last) continue;
         for (; o < last; o++)
             if (!o->uniform) o->go = NULL;
     }
+    return unbuffered;
 }
 #else
-void nki_find_chains(const run *r, const nki_phase *p, nki_link *links) { (void)r, (void)p, (void)links; }
+int nki_find_chains(const run *r, const nki_phase *p, nki_link *links) { return (void)r, (void)p, (void)links, 0; }
 #endif

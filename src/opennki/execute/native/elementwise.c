@@ -208,7 +208,7 @@ static int prepare(run *r, char *const *at, const int32_t *chosen, const int8_t 
             buffers = assign(r, p, buffer, idle, buffers);
         }
         for (int i = p->first; i < p->first + p->count; i++) nki_choose_step(r, &r->ops[i], r->ops + p->first + p->count);
-        if (!p->row) nki_find_chains(r, p, links + 3 * p->first);
+        if (!p->row && nki_find_chains(r, p, links + 3 * p->first) && ip < 64) r->unbuffered |= (uint64_t)1 << ip;
     }
     return buffers;
 }
@@ -298,8 +298,9 @@ static void long_row(const run *r, const nki_phase *p, place_in *w) {
 
 /* `rows` rows, each of which is one chunk at most. */
 static void short_rows(const run *r, const nki_phase *p, const place_in *w, int rows) {
-    for (int i = 0; i < rows; i += r->chunk_rows)
-        chunk_of(r, p, w, i, rows - i < r->chunk_rows ? rows - i : r->chunk_rows, r->m, r->l, 0);
+    const int64_t number = p - r->k->phases;
+    const int some = number < 64 && r->unbuffered >> number & 1 ? rows : r->chunk_rows;
+    for (int i = 0; i < rows; i += some) chunk_of(r, p, w, i, rows - i < some ? rows - i : some, r->m, r->l, 0);
 }
 
 static void phases(const run *r, place_in *w, int rows) {

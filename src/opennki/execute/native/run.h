@@ -25,6 +25,7 @@ struct op {
     int32_t uniform;              /* one value per row: runs once for all rows of a block */
     int32_t joined;               /* the rows of a chunk are like one row to it */
     int32_t many;                 /* it goes from row to row by itself */
+    int32_t unbuffered;           /* it is a chain, and none of its lanes are in chunk buffers */
     int32_t in_place;             /* LOAD, STORE: memory itself is the slot */
     int32_t place, number;        /* enum nki_place of slot d, and which one */
     int32_t dtype, width, sign;
@@ -52,6 +53,7 @@ struct run {
     int rank, outer, inner, n_slots, streams;
     int rows, chunk_rows;   /* of a block, and of a chunk, at most; 1 where a row has several chunks */
     int whole;              /* a row is one chunk, or a part of one */
+    uint64_t unbuffered;    /* the phases, of the first 64, whose chunks may be as long as a block: bits */
     int m, l, dim_m, dim_l; /* chunk: m times l elements of each row, along two dimensions; -1: none */
 };
 
@@ -91,8 +93,9 @@ void nki_choose_step(const run *r, op *o, const op *end);
 /* `chosen`: of each selection by a predicate that is the same everywhere the register that is the result, else -1; `without`: the
  * operations that then nothing needs. `known`: room for the registers: their truth, and then whether they are needed. */
 void nki_decide(const run *r, const int64_t *pred, int32_t *known, int32_t *chosen, int8_t *without);
-/* Makes chains of the operations of a phase, when everything else about them is known; `links`: room for three per operation. */
-void nki_find_chains(const run *r, const nki_phase *p, nki_link *links);
+/* Makes chains of the operations of a phase, when everything else about them is known; `links`: room for three per operation. Returns
+ * whether nothing is left that needs a chunk buffer. */
+int nki_find_chains(const run *r, const nki_phase *p, nki_link *links);
 
 /* Copy past the caches where the CPU can; nki_stream_end before anybody else reads. */
 void nki_stream(char *d, const char *s, int64_t bytes);
