@@ -86,11 +86,15 @@ class Space:
 
 def known(call: Call, key: Any, make: Callable[[], Any]) -> Any:
     """What `make` says of the descriptor of a call, by a key: calls that are alike share descriptors, which never change. Masks count."""
-    found = call.what.__dict__.setdefault("known", {})
-    key = key, bool(call.clips), bool(call.bounds)
-    if key not in found:
-        found[key] = make()
-    return found[key]
+    table = call.what.__dict__.setdefault("known", {})
+    key = key, not call.clips, not call.bounds
+    found = table.get(key, _UNKNOWN)
+    if found is _UNKNOWN:
+        found = table[key] = make()
+    return found
+
+
+_UNKNOWN = object()
 
 
 def _with(call: Call, addresses: list[tuple[Affine, int]], descriptor: tuple[Any, Strides]) -> Call:

@@ -251,6 +251,8 @@ def _asarray(value: Any, dtype: Any = None, **kwargs: Any) -> Any:
 def broadcast_to(value: Any, shape: Any) -> Any:
     """np.broadcast_to."""
     if not isinstance(value, Sym):
+        if isinstance(value, np.generic):  # as NumPy does it, in a third of the time
+            return np.ndarray(shape, value.dtype, np.array(value), 0, (0,) * len(shape))
         return np.broadcast_to(value, shape)
     wanted = tuple(shape)
     if value.shape == wanted:

@@ -237,7 +237,7 @@ def turned(copied: Copied) -> Copied | None:
 def _redirected(node: Run, copied: Copied, steady: bool) -> Call | None:
     """A call that reads the source of a copy instead of its target. steady: nobody writes the source."""
     call: Call | None = node.call
-    if any(written for a, written in node.touches if a.alloc is copied.target) or node.call.bounds:
+    if node.call.bounds or any([written for a, written in node.touches if a.alloc is copied.target]):
         return None
     for address, (_, slot) in enumerate(node.call.addresses):
         if slot == copied.to[1]:
@@ -283,14 +283,18 @@ def _way(operand: Operand, offset: Affine, copied: Copied, ranges: dict[Var, Ran
     result = copied.source[0]
     rest = delta.const
     for k, (_, d, s) in enumerate(dims):
-        digit, rest = divmod(rest, d)
-        low[k], high[k] = digit, digit
-        result = result.add(digit * s)
+        if rest:
+            digit, rest = divmod(rest, d)
+            low[k], high[k] = digit, digit
+            result = result.add(digit * s)
     if rest:
         return None
 
     def step(size: int) -> tuple[int, int] | None:
-        return next(((k, size // d) for k, (_, d, _) in enumerate(dims) if abs(size) >= d and size % d == 0), None)
+        for k, (_, d, _) in enumerate(dims):
+            if abs(size) >= d and size % d == 0:
+                return k, size // d
+        return None
 
     for atom, coefficient in delta.terms:
         found = step(coefficient)
@@ -311,7 +315,7 @@ def _way(operand: Operand, offset: Affine, copied: Copied, ranges: dict[Var, Ran
         k, count = found
         low[k], high[k] = low[k] + min(0, count * (n - 1)), high[k] + max(0, count * (n - 1))
         strides.append(count * dims[k][2])
-    if any(a < 0 or b >= n for a, b, (n, _, _) in zip(low, high, dims, strict=True)):
+    if any([a < 0 or b >= n for a, b, (n, _, _) in zip(low, high, dims, strict=True)]):
         return None
     return (result, copied.source[1], tuple(strides))
 

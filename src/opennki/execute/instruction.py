@@ -176,12 +176,11 @@ class Instruction:
                 return False
             a, b = _whole(a), _whole(b)
             one, two = all_views[a], all_views[b]
-            return one is two or (one.slot == two.slot and self.place(a) == self.place(b))
+            return one is two or (one.slot == two.slot and bool(self.place(a) == self.place(b)))
 
         def apart(a: Any, b: Any) -> bool:
-            offsets = _offset(a), _offset(b)
-            a, b = _whole(a), _whole(b)
-            return all_views[a].slot != all_views[b].slot or (self.apart if offsets[0] == offsets[1] else self.disjoint)(a, b)
+            one, two = all_views[_whole(a)], all_views[_whole(b)]
+            return one.slot != two.slot or (self.apart if _offset(a) == _offset(b) else self.disjoint)(_whole(a), _whole(b))
 
         program = Program(
             iteration=plan.iteration,

@@ -57,12 +57,13 @@ def compile_values(program: Program, pairs: list[tuple[Sym, Sym]], fused: bool =
     if not pairs:
         return
     early = False
+    apart, same = program.apart, program.same
     for number, (_, value) in enumerate(pairs):
         for leaf in {id(leaf): leaf for leaf in leaves(value) if leaf.kind == "tile"}.values():
             for n, (out, _) in enumerate(pairs):
-                if not program.apart(out.source, leaf.source):
+                if not apart(out.source, leaf.source):
                     raise Unsupported("a result that overlaps an operand")
-                if program.same(out.source, leaf.source):
+                if same(out.source, leaf.source):
                     if not in_order(out, leaf):
                         raise Unsupported("a result in another order than an operand in its place")
                     early |= n < number

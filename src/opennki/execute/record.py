@@ -252,12 +252,15 @@ def const(value: Any) -> Sym:
     first = array.reshape(-1)[0]
     if array.size > 1 and any(array.strides) and not (array == first).all():
         return _array(array)
+    if array.dtype is FLOAT:
+        return Sym("const", array.shape, FLOAT, value=float(first))
     if array.dtype.kind == "V" or (array.dtype.kind == "f" and array.dtype.itemsize <= 2):
         bits = int(np.asarray(first).reshape(1).view(f"u{array.dtype.itemsize}")[0])
         return Sym("const", array.shape, array.dtype, value=float(first), raw=True, more={"bits": bits})
-    more = {"int": int(first)} if array.dtype.kind in "iu" else {}
+    if array.dtype.kind in "iu":
+        return Sym("const", array.shape, FLOAT, value=float(np.float32(first)), more={"int": int(first)})
     with np.errstate(all="ignore"):
-        return Sym("const", array.shape, BOOL if array.dtype == BOOL else FLOAT, value=float(np.float32(first)), more=more)
+        return Sym("const", array.shape, BOOL if array.dtype == BOOL else FLOAT, value=float(np.float32(first)))
 
 
 def _array(array: np.ndarray) -> Sym:

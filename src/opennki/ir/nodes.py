@@ -228,7 +228,8 @@ def statements(body: list[Stmt]) -> Iterator[Stmt]:
     while stack:
         for stmt in stack[-1]:
             yield stmt
-            if stmt.__class__ is Instr:
+            kind = stmt.__class__
+            if kind is Instr or kind is Alloc:
                 continue
             if isinstance(stmt, (For, DoWhile)):
                 stack.append(iter(stmt.body))
