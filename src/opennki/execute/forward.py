@@ -95,7 +95,7 @@ class _Body:
     def forward(self) -> None:
         """Take out the copies that are not needed."""
         for node in self.body:
-            for part in inner(node):
+            for part in () if node.__class__ is Run else inner(node):
                 _Body(self.lowering, part, self.written).forward()
         gone = set()
         for place, node in enumerate(self.body):
@@ -340,6 +340,9 @@ def _hoist(body: list[Node]) -> None:
     place = 0
     while place < len(body):
         node = body[place]
+        if node.__class__ is Run:
+            place += 1
+            continue
         for part in inner(node):
             _hoist(part)
         if isinstance(node, Loop) and node.trips > 0:

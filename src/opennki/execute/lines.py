@@ -9,6 +9,7 @@ nearly every line has a form of its own, those beyond a number are lowered instr
 
 from __future__ import annotations
 
+from bisect import insort
 from typing import TYPE_CHECKING, Any
 
 from opennki.execute.again import again, placed
@@ -66,7 +67,7 @@ class Lines:
         self.tiles, self.kinds, self.names, self.forms, self.plain = table.tiles, table.kinds, table.names, table.forms, table.plain
         self.allocs: dict[Alloc, tuple[int, int, bool]] = {}  # slot, number of the kind, whether nobody else may need it
         self.left = LEAST + sum(isinstance(s, Instr) for s in statements(lowering.tape.kernel.body)) // SHARE
-        self.open: list[_Line] = []
+        self.open: list[_Line] = []  # by their order
         self.count = 0  # instructions in them
         self.order = 0
         self.places: dict[int, list[_Place]] = {}  # of the open lines, by slot
@@ -106,13 +107,16 @@ class Lines:
                     return None
                 if value.mask:
                     key.append(predicates(value.mask, site.exprs))
+            elif kind is int or kind is bool:
+                key.append((kind, value))
             else:
                 key.append(constant(value, site.exprs, ranges))
         if site.unproven:
             key.append(("unproven", *site.unproven))
         if instr.mask:
             key.append(predicates(instr.mask, site.exprs))
-        if len({part[1] for part in parts}) < len(parts):  # how they relate to each other
+        count = len(parts)
+        if count > 1 and (parts[0][1] == parts[1][1] if count == 2 else len({part[1] for part in parts}) < count):  # how they relate
             key += [(i, j, relation(p, q[2], q[3], q[4])) for i, p in enumerate(parts) for j, q in enumerate(parts[:i]) if p[1] == q[1]]
         if tests:
             key.append(("if", len(tests)))
@@ -155,6 +159,15 @@ class Lines:
             tile = self.tiles[form] = Tile(len(self.tiles), access, self.names)
         if tile.empty:
             return None
+        offset = 0
+        for dim, (unit, low, high) in zip(dims, tile.dims):
+            base = dim.base
+            const = base.const
+            if base.terms or dim.dyn is not None or not low <= const <= high:
+                break
+            offset += const * unit
+        else:
+            return access, slot, offset, (), tile, (slot, offset, (), tile.place)
         offset = 0
         terms: Any = ()
         dynamic = False
@@ -235,7 +248,7 @@ class Lines:
                 self._alone(site)
                 return
         if self.count > MAX_GROUP:
-            self._close(min(self.open, key=_order))
+            self._close(self.open[0])
 
     def join(self, site: Site) -> bool:
         """Append an instruction to the one line that it meets, if there is one that it joins."""
@@ -275,13 +288,13 @@ class Lines:
             return None
         for line in met:
             self._forget(line)
-        made = self._line()
-        made.order = min(line.order for line in met)
+        made = _Line(self.table.root, min([line.order for line in met]))
+        insort(self.open, made, key=_order)
         for site in sorted([site for line in met for site in line.sites], key=_order):
             if not self._joined(made, site, self._met(site)[1]):
                 self._forget(made)
                 for line in met:
-                    self.open.append(line)
+                    insort(self.open, line, key=_order)
                     self.count += len(line.sites)
                     for place in line.places.values():
                         self.places.setdefault(place.name[0], []).append(place)
@@ -293,7 +306,7 @@ class Lines:
         own, parts, uses = line.places, site.parts, site.form.uses
         key: list[Any] = [site.form.number]
         for n, writes in uses:
-            same = own.get(parts[n][5])
+            same = own.get(parts[n][5]) if own else None
             if same is not None and (same.written or not writes):
                 key.append(same.number)  # what it is not apart from is known of that
             else:
@@ -361,7 +374,7 @@ class Lines:
             lines, self.open = self.open, []
             self.places.clear()
             self.count = 0
-            for line in sorted(lines, key=_order):
+            for line in lines:
                 self._lower(line)
 
     def _close(self, line: _Line) -> None:

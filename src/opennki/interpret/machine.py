@@ -245,6 +245,7 @@ class Tape:
         self.loops: list[int] = [self.layout.var(v) for v in kernel.grid]
         self.program_slots = tuple(self.loops)
         self.counters: dict[DoWhile, int] = {}  # slots that count the rounds
+        known = self.layout.allocs
         for stmt in statements(kernel.body):
             if isinstance(stmt, For):
                 self.layout.var(stmt.var)
@@ -252,7 +253,7 @@ class Tape:
                 self.counters[stmt] = self.layout.var(Var(f"while{len(self.counters)}", 0, 1 << 31))
             elif isinstance(stmt, Instr):
                 for value in (*stmt.results, *stmt.operands):
-                    if value.__class__ is Access:
+                    if value.__class__ is Access and value.alloc not in known:
                         self.layout.alloc(value.alloc)  # registers are not declared
         if not lazy:
             self._plan()
@@ -294,7 +295,7 @@ class Tape:
         # outputs and intermediate tensors in shared memory of which a part may be read or returned without having been written
         partly = partly_written(kernel)
         self.holes = {a for a in outer if a.kind == "local" and (a in self.unset_reads or a in partly)}
-        called = [ISA[s.op] for s in statements(kernel.body) if isinstance(s, Instr)]
+        called = [ISA[op] for op in {s.op for s in statements(kernel.body) if isinstance(s, Instr)}]
         self.suspends = any(decl.suspends for decl in called)
         self.multiplies = any(decl.family == "matmul" for decl in called)
 

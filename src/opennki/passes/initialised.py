@@ -88,7 +88,7 @@ def _alone(instr: Instr, wanted: set[Alloc], proven: set[Alloc]) -> None:
     reads = {access.alloc for access, is_read, _ in touched if is_read}
     if len(reads) < len(touched) and not leaves_out(instr):
         for access, is_read, is_written in touched:
-            if is_written and not is_read and (access.is_whole or covers_all(access, ())):
+            if is_written and not is_read and covers_all(access, ()):
                 wanted.discard(access.alloc)
                 if access.alloc not in reads:
                     proven.add(access.alloc)

@@ -81,7 +81,7 @@ class _Roller:
             return None
         forms = [_form(stmt) for stmt in body]
         numbers: dict[Any, int] = {}
-        ids = [numbers.setdefault(f.key, len(numbers)) if f.rolls else -1 - i for i, f in enumerate(forms)]
+        ids = [_number(form, numbers, -1 - i) for i, form in enumerate(forms)]
         if len(ids) - len(set(ids)) < LEAST - 1:
             return None
         following = _next(ids)
@@ -117,7 +117,7 @@ class _Roller:
             length = place - at
             if place < 0 or length > LONGEST or at + LEAST * length > len(ids):
                 break
-            if ids[at + 2 * length : at + LEAST * length : length] != alike:
+            if ids[at + 2 * length] != ids[at] or ids[at + 2 * length : at + LEAST * length : length] != alike:
                 continue  # seen without comparing all of the blocks
             times = 1
             while ids[at : at + length] == ids[at + times * length : at + (times + 1) * length]:
@@ -285,9 +285,10 @@ class _Form:
     def access(self, value: Access) -> Any:
         self.allocs.append(value.alloc)
         out: list[Any] = [value.dtype, value.shape, value.view]
+        numbers = self.numbers
         for d in value.dims:
             base = d.base
-            self.numbers.append(base.const)
+            numbers.append(base.const)
             out.append(d.strides)
             if base.terms or d.dyn is not None:
                 out.append((self.terms(base), None if d.dyn is None else self.one(d.dyn)))
@@ -312,11 +313,17 @@ def _form(stmt: Stmt) -> _Form:
     form = _Form()
     form.loc = getattr(stmt, "loc", -1) if not isinstance(stmt, Alloc) else -1
     form.key = (stmt.__class__, form.statement(stmt))
-    try:
-        hash(form.key)
-    except TypeError:
-        form.rolls, form.key = False, None
     return form
+
+
+def _number(form: _Form, numbers: dict[Any, int], other: int) -> int:
+    """The number of a form, which equal ones have too; `other` where it is part of no sequence."""
+    if form.rolls:
+        try:
+            return numbers.setdefault(form.key, len(numbers))
+        except TypeError:  # an array comes with it
+            form.rolls = False
+    return other
 
 
 def _mapped(node: Any, moved: Callable[[Affine], Affine]) -> Any:
