@@ -110,7 +110,8 @@ def redescribed(call: Call, **fields: Any) -> Call:
     return call.but(what=what)
 
 
-def _descriptor(call: Call | None) -> tuple[Any, Strides] | None:
+def descriptor_of(call: Call | None) -> tuple[Any, Strides] | None:
+    """Descriptor and shape of a call, which others like it may share."""
     return None if call is None else (call.what, call.shape)
 
 
@@ -256,7 +257,7 @@ def over_split(call: Call, walk: Space, address: int, dims: list[tuple[int, int]
     """The call with dimensions split where an operand goes over several of the dimensions (extent, stride) in one walk. None where it has
     more dimensions then than native code takes."""
     key = "split", address, tuple(dims)
-    descriptor = known(call, key, lambda: _descriptor(_over_split(call, walk, address, dims)))
+    descriptor = known(call, key, lambda: descriptor_of(_over_split(call, walk, address, dims)))
     return None if descriptor is None else call if descriptor[0] is call.what else _with(call, call.addresses, descriptor)
 
 
@@ -283,7 +284,7 @@ def _over_split(call: Call, walk: Space, address: int, dims: list[tuple[int, int
 
 def moved(call: Call, operand: Operand, offset: Affine, slot: int, strides: Strides) -> Call | None:
     """The call with an operand somewhere else."""
-    descriptor = known(call, ("moved", operand.address, strides), lambda: _descriptor(_restrided(call, operand, strides)))
+    descriptor = known(call, ("moved", operand.address, strides), lambda: descriptor_of(_restrided(call, operand, strides)))
     if descriptor is None:
         return None
     addresses = list(call.addresses)
@@ -308,7 +309,7 @@ def widened(call: Call) -> Call:
     """A call on short rows, several of them at a time."""
     if call.kind != abi.K_EW or call.bounds or call.clips:
         return call
-    descriptor = known(call, "widened", lambda: _descriptor(_widened(call)))
+    descriptor = known(call, "widened", lambda: descriptor_of(_widened(call)))
     return call if descriptor is None or descriptor[0] is call.what else _with(call, call.addresses, descriptor)
 
 

@@ -12,7 +12,20 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from opennki.execute import abi
-from opennki.execute.calls import SIZES, Call, Operand, from_afar, is_far, kept_bytes, known, moved, operands, over_split, space
+from opennki.execute.calls import (
+    SIZES,
+    Call,
+    Operand,
+    descriptor_of,
+    from_afar,
+    is_far,
+    kept_bytes,
+    known,
+    moved,
+    operands,
+    over_split,
+    space,
+)
 from opennki.execute.nodes import Back, Divide, Loop, Made, Node, Run, Zero, inner, walk
 from opennki.execute.parallel import used
 from opennki.ir.affine import Affine, Range, Var
@@ -247,6 +260,19 @@ def _redirected(node: Run, copied: Copied, steady: bool) -> Call | None:
 
 def _moved(call: Call, address: int, copied: Copied, ranges: dict[Var, Range], steady: bool = False) -> Call | None:
     """The call with what it addresses in the target of a copy at its place in the source."""
+    offset, to = call.addresses[address][0], copied.to[0]
+    if offset.const == to.const and offset.terms == to.terms and call.kind in (abi.K_EW, abi.K_COPY):  # as the copy, or a part of it
+        key = "for a copy", address, copied.width, *copied.dims
+        descriptor = known(call, key, lambda: descriptor_of(_elsewhere(call, address, copied, ranges, steady)))
+        if descriptor is None:
+            return None
+        addresses = list(call.addresses)
+        addresses[address] = copied.source
+        return call.but(addresses=addresses, what=descriptor[0], shape=descriptor[1])
+    return _elsewhere(call, address, copied, ranges, steady)
+
+
+def _elsewhere(call: Call, address: int, copied: Copied, ranges: dict[Var, Range], steady: bool) -> Call | None:
     walk_ = space(call)
     if walk_ is not None and walk_.free:
         call = over_split(call, walk_, address, [(n, d) for n, d, _ in copied.dims]) or call

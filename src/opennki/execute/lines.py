@@ -479,7 +479,6 @@ class Lines:
         """Append what a line becomes by its template."""
         out, ranges = self.lowering.out, sites[0].ranges
         parts = sites[0].parts if len(sites) == 1 else [part for site in sites for part in site.parts]
-        exprs = [e for site in sites for e in site.exprs]
         linear = self.lowering.linear
         for fields, sources, touches, instrs, preds, indices, clips, bounds, failed in template:
             addresses = []
@@ -496,6 +495,7 @@ class Lines:
             if bounds:
                 made.bounds = [self._bound(parts[n], axis, along, what, sites[0]) for n, axis, along, what in bounds]
             if preds or indices or clips:
+                exprs = [e for site in sites for e in site.exprs]
                 made.clips = [(linear(exprs[n]), axis, stride) for n, axis, stride in clips]
                 made.preds, made.indices = [linear(exprs[n]) for n in preds], [linear(exprs[n]) for n in indices]
             out.append(Run(made, [(parts[n][0], written) for n, written in touches], ranges))

@@ -157,10 +157,13 @@ class Lowering:
 
     def slots(self) -> set[int]:
         """Slots of the tensors that native code touches."""
-        return (
-            {slot for call in self.calls for _, slot in call.addresses}
-            | {node.slot for node in walk(self.nodes) if isinstance(node, (Zero, Repeat))}
-        )
+        found: set[int] = set()
+        for node in walk(self.nodes):
+            if node.__class__ is Run:
+                found.update([slot for _, slot in node.call.addresses])
+            elif isinstance(node, (Zero, Repeat)):
+                found.add(node.slot)
+        return found
 
     # ---- control flow ----
     def body(self, body: list[Stmt], ranges: dict[Var, Range]) -> None:

@@ -148,7 +148,7 @@ class Native:
                 image.whats.append(c.what)
             rank, starts = len(c.shape), (8 * len(addresses), 8 * len(bounds), 8 * len(clips), 8 * len(exprs))
             for e, slot in c.addresses:
-                addresses.extend((*affine(e), slot))
+                addresses.extend((*affine(e), slot) if e.terms else (e.const, 0, slot))
             for e, strides, *rest in c.bounds:
                 bounds.extend((*affine(e), *strides, *_PADS[len(strides)], *rest))
             for e, axis, stride in c.clips:
@@ -157,7 +157,8 @@ class Native:
                 exprs.extend(affine(e))
             _CALL.pack_into(
                 calls, number * _CALL.size, c.kind, rank, what, *c.shape, *_PADS[rank], len(c.addresses), len(c.bounds), len(c.clips),
-                len(c.preds), len(c.indices), c.whole, *kept(c), *starts, starts[3] + 16 * len(c.preds),
+                len(c.preds), len(c.indices), c.whole, *(kept(c) if c.kind in _OF_THEIR_OWN else _NOT_KEPT), *starts,
+                starts[3] + 16 * len(c.preds),
             )  # fmt: skip
         image.ops = bytearray().join(_OP.pack(*op) for op in self.ops)
         for e in self.affines:
@@ -167,7 +168,7 @@ class Native:
         for w in self.watches:
             image.watches.append(self.watch(w, [(const, rest & 0xFFFFFFFF, rest >> 32) for const, rest in map(affine, w.base)]))
         image.terms.extend(terms)
-        image.scratch = max([scratch_of(c) for c in self.calls], default=0)
+        image.scratch = max([scratch_of(c) for c in self.calls if c.kind in _OF_THEIR_OWN], default=0)
         return image
 
 
@@ -238,6 +239,7 @@ CALL = np.dtype([
 ])  # fmt: skip
 assert _CALL.size == C.sizeof(abi.Call) == CALL.itemsize and _OP.size == C.sizeof(abi.OpStruct)
 assert _TAPE.size == C.sizeof(abi.TapeStruct)
+_OF_THEIR_OWN, _NOT_KEPT = (abi.K_MM, abi.K_STEPS), (-1, -1)
 _NOWHERE = memory.array("q", [0])
 _TABLE_NAMES = ("addresses", "bounds", "clips", "preds", "indices")
 _WHAT, _TABLES = struct.Struct("=Q"), struct.Struct("=5Q")

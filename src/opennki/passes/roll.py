@@ -239,7 +239,8 @@ class _Form:
         if isinstance(stmt, Instr):
             decl = ISA[stmt.op]
             self.weight += 1
-            self.rolls &= not (decl.random or decl.suspends)
+            if decl.random or decl.suspends:
+                self.rolls = False
             key: list[Any] = [stmt.op, stmt.engine, stmt.loc, len(stmt.results)]
             for value in (*stmt.results, *stmt.operands):
                 kind = value.__class__
@@ -284,11 +285,16 @@ class _Form:
 
     def access(self, value: Access) -> Any:
         self.allocs.append(value.alloc)
+        dims = value.dims
+        if len(dims) == 2 and not value.mask:  # most of them
+            one, two = dims
+            if not (one.base.terms or two.base.terms or one.dyn is not None or two.dyn is not None):
+                self.numbers += (one.base.const, two.base.const)
+                return value.dtype, value.shape, value.view, one.strides, two.strides
         out: list[Any] = [value.dtype, value.shape, value.view]
-        numbers = self.numbers
-        for d in value.dims:
+        for d in dims:
             base = d.base
-            numbers.append(base.const)
+            self.numbers.append(base.const)
             out.append(d.strides)
             if base.terms or d.dyn is not None:
                 out.append((self.terms(base), None if d.dyn is None else self.one(d.dyn)))
@@ -311,7 +317,8 @@ class _Form:
 
 def _form(stmt: Stmt) -> _Form:
     form = _Form()
-    form.loc = getattr(stmt, "loc", -1) if not isinstance(stmt, Alloc) else -1
+    if not isinstance(stmt, Alloc):
+        form.loc = stmt.loc
     form.key = (stmt.__class__, form.statement(stmt))
     return form
 
