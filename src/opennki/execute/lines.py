@@ -24,7 +24,7 @@ from opennki.execute.templates import ASIS, Node, give_back, take
 from opennki.interpret.steps import Plan
 from opennki.interpret.views import Dynamic, View
 from opennki.ir.affine import Affine, Range, Var
-from opennki.ir.nodes import Access, Alloc, Instr, statements
+from opennki.ir.nodes import Access, Alloc, Instr
 from opennki.isa.declare import ISA
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Lines:
         self.turn = table.turn
         self.tiles, self.kinds, self.names, self.forms, self.plain = table.tiles, table.kinds, table.names, table.forms, table.plain
         self.allocs: dict[Alloc, tuple[int, int, bool]] = {}  # slot, number of the kind, whether nobody else may need it
-        self.left = LEAST + sum(isinstance(s, Instr) for s in statements(lowering.tape.kernel.body)) // SHARE
+        self.left = LEAST + lowering.count // SHARE
         self.open: list[_Line] = []  # by their order
         self.count = 0  # instructions in them
         self.order = 0

@@ -54,13 +54,13 @@ class Lowering:
         self.places: dict[int, Any] = {}  # of operands, by their number (see `Instruction.place`)
         self.preds: list[tuple[Affine, tuple[int, ...]]] = []
         self.indices: list[tuple[Affine, tuple[int, ...]]] = []
-        self.users: dict[Alloc, set[Instr]] = _users(tape)
+        self.count, ops, self.users = _counted(tape)
         self.watch = Watch(self)
         self.group = Group(self)
         self.lines = Lines(self)
         self.loops: list[int] = list(tape.loops)
         self.seed = Var("seed", -(1 << 63), (1 << 63) - 1)  # of the run
-        self.draws = any(isinstance(s, Instr) and ISA[s.op].random for s in statements(tape.kernel.body))
+        self.draws = any(ISA[op].random for op in ops)
         if self.draws:
             self.layout.var(self.seed)
         self.body(tape.kernel.body, dict(tape.ranges))
@@ -168,14 +168,14 @@ class Lowering:
     # ---- control flow ----
     def body(self, body: list[Stmt], ranges: dict[Var, Range]) -> None:
         for stmt in body:
-            if isinstance(stmt, Alloc):
+            if isinstance(stmt, Instr):
+                self.instruction(stmt, ranges)
+            elif isinstance(stmt, Alloc):
                 self.out.append(Made(stmt))
                 self.watch.made(stmt)
                 if stmt in self.tape.restarted:
                     self.flush()
                     self.out.append(Zero(stmt, self.layout.alloc(stmt), stmt.size * dtypes.itemsize(stmt.dtype)))
-            elif isinstance(stmt, Instr):
-                self.instruction(stmt, ranges)
             elif isinstance(stmt, For):
                 self.loop(stmt, ranges)
             elif isinstance(stmt, If):
@@ -369,16 +369,24 @@ def _runs(view: View) -> list[tuple[Affine, int]]:
     return [(base.scale(view.itemsize).add(place), count) for place in places]
 
 
-def _users(tape: Tape) -> dict[Alloc, set[Instr]]:
-    """The instructions that use each tensor; tensors that outlive the kernel count as used by another one."""
+def _counted(tape: Tape) -> tuple[int, set[str], dict[Alloc, set[Instr]]]:
+    """How many instructions there are, of which operations, and those that use each tensor; tensors that outlive the kernel count as used
+    by another one."""
     users: dict[Alloc, set[Instr]] = {}
     outside = Instr("", (), ())
+    count, ops = 0, set()
     for stmt in statements(tape.kernel.body):
-        if isinstance(stmt, Instr):
+        if stmt.__class__ is Instr:
+            count += 1
+            ops.add(stmt.op)
             for access, _, _ in accesses(stmt):
-                users.setdefault(access.alloc, set()).add(stmt)
+                found = users.get(access.alloc)
+                if found is None:
+                    users[access.alloc] = {stmt}
+                else:
+                    found.add(stmt)
         elif isinstance(stmt, DoWhile) and stmt.cond is not None:
             users.setdefault(stmt.cond.alloc, set()).add(outside)
     for access in tape.kernel.outputs:
         users.setdefault(access.alloc, set()).add(outside)
-    return users
+    return count, ops, users
