@@ -20,7 +20,7 @@ from opennki.ir.affine import Affine, Range, Var
 from opennki.ir.nodes import Access, IndexTile, Instr, PredTile
 from opennki.ir.verify import call_view, iteration_shape, reads_of
 from opennki.isa import dtypes
-from opennki.isa.declare import ISA, Instruction, Param, Plumbing, Register, Tile
+from opennki.isa.declare import ISA, Instruction, Param, Plumbing, Register, Tile, arrivals
 
 Array = np.ndarray
 Step = Callable[[Any], Any]
@@ -56,26 +56,6 @@ def _shape_for(words: tuple[str, ...], shape: tuple[int, ...], iteration: tuple[
     return None if wanted == shape else wanted
 
 
-_PLAIN = frozenset({type(None), bool, str})  # operands that are themselves, whatever the parameter, unless it is plumbing or a register,
-_NUMBERS = _PLAIN | {int, float}  # and where it is no tile
-_KINDS: dict[str, tuple[Instruction, list[tuple[int, Param, str, Any]]]] = {}
-
-
-def _kinds(decl: Instruction) -> list[tuple[int, Param, str, Any]]:
-    """(number, parameter, its name, operands that are themselves) of each parameter that the body may get something for."""
-    known = _KINDS.get(decl.name)
-    if known is not None and known[0] is decl:
-        return known[1]
-    out: list[tuple[int, Param, str, Any]] = []
-    for number, param in enumerate(decl.params):
-        spec = param.spec
-        if not isinstance(spec, Plumbing) or spec.kind == "stream" or param.required:
-            own = () if isinstance(spec, (Plumbing, Register)) else _PLAIN if isinstance(spec, Tile) else _NUMBERS
-            out.append((number, param, param.name, own))
-    _KINDS[decl.name] = decl, out
-    return out
-
-
 class Plan:
     """What is known of an instruction before it runs. view: makes the views of operands and results; a plan that is only looked at needs no
     more of them than where they are, and has no writers."""
@@ -85,7 +65,8 @@ class Plan:
         self.instr, self.loc, self.view = instr, loc, view
         decl = self.decl = ISA[instr.op]
         self.layout = layout
-        info = call_view(decl, instr.operands, instr.engine, instr.results[0].dtype if instr.results else None)
+        uniform, arriving = arrivals(decl)
+        info = None if uniform else call_view(decl, instr.operands, instr.engine, instr.results[0].dtype if instr.results else None)
         raw = self.raw = decl.raw(info)
         self.mask_dims = {name: decl.masked_dims(name, info) for name in decl.mask_dims} if decl.mask_dims else {}
         masked = bool(instr.mask)
@@ -100,7 +81,7 @@ class Plan:
         registers: list[tuple[View, str]] = []
         skip = bool(instr.operands[decl.index["oob_mode"]]) if "oob_mode" in decl.index else False
         operands, static = instr.operands, self.static
-        for number, param, name, own in _kinds(decl):
+        for number, param, name, own in arriving:
             value = operands[number]
             if value.__class__ in own:
                 static[name] = value

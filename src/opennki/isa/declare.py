@@ -266,6 +266,31 @@ class Instruction:
 
 ISA: dict[str, Instruction] = {}
 
+_PLAIN = frozenset({type(None), bool, str})  # operands that are themselves, whatever the parameter, unless it is plumbing or a register,
+_NUMBERS = _PLAIN | {int, float}  # and where it is no tile
+_NONE: frozenset[type] = frozenset()
+
+Arrivals = tuple[bool, list[tuple[int, Param, str, frozenset[type]]]]
+
+
+def arrivals(decl: Instruction) -> Arrivals:
+    """How operands arrive: whether it is the same in every call if tiles are raw and what a mask narrows; and of each parameter that the
+    body may get something for (number, parameter, name, types of operands that are themselves)."""
+    known = _ARRIVALS.get(decl.name)
+    if known is None or known[0] is not decl:
+        uniform = decl.raw in (_never, _always) and not any(callable(dims) for dims in decl.mask_dims.values())
+        out: list[tuple[int, Param, str, frozenset[type]]] = []
+        for number, param in enumerate(decl.params):
+            spec = param.spec
+            if not isinstance(spec, Plumbing) or spec.kind == "stream" or param.required:
+                own = _NONE if isinstance(spec, (Plumbing, Register)) else _PLAIN if isinstance(spec, Tile) else _NUMBERS
+                out.append((number, param, param.name, own))
+        known = _ARRIVALS[decl.name] = decl, (uniform, out)
+    return known[1]
+
+
+_ARRIVALS: dict[str, tuple[Instruction, Arrivals]] = {}
+
 
 def _never(_call: Any) -> bool:
     return False
