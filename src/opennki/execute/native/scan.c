@@ -1,17 +1,16 @@
 /* Scans: r[i] = op1(op0(x[i], r[i-1]), y[i]).
  *
- * A step waits for the one before it, so ROWS rows go side by side, in a vector or with a register for each. Pieces of the
- * rows are first converted to float32 in a buffer: rows of a tile are often a power of two apart, and would push each
- * other out of the cache. With vectors, rows of float32 mostly need no buffer: skewed(). */
+ * A step waits for the one before it, so ROWS rows go side by side in vectors. Squares of 4 x 4 elements are turned, there and back, within
+ * lanes of 128 bits: what goes across lanes is done by loads and stores, which leave the few ports of shuffles alone. */
 #include "inner.h"
 
-#if defined(__AVX512F__)
-#define ROWS 16
-#else
-#define ROWS 8
-#endif
+#define LANE 4 /* rows in a lane */
+#define LANES 4
+#define ROWS (LANE * LANES)
 #define PIECE 128
-#define PITCH (PIECE + 16) /* floats from row to row of the buffer */
+#define PITCH (PIECE + 16) /* floats from row to row of a buffer: no power of two, as such rows push each other out of the cache */
+#define UNROLL _Pragma("GCC unroll 16")
+#define INLINE static inline __attribute__((always_inline))
 
 /* Where n elements of ROWS rows are, of float32 side by side: the first element of the first row, and bytes from row to row. The
  * result may be in place of x. Where n is no multiple of LANE, which it is but at the end of a row, elements behind it are computed too,
@@ -24,97 +23,91 @@ typedef struct {
 } place;
 typedef void (*stepper)(const place *at, float *state, int64_t n);
 
-#if defined(__AVX512F__)
-/* A vector has a step of 16 rows. Four rows are in each lane of 128 bits, so that squares of 4 x 4 are turned, there and back, within
- * lanes: what goes across them is done by loads and stores, which leave the one port of shuffles alone. */
+/* Vectors of WIDTH lanes, which are at p, p + lane, ... */
+#if defined(__AVX2__)
 #include <immintrin.h>
-#define LANE 4
-#define LANES (ROWS / LANE)
-#define ADD(a, b) _mm512_add_ps(a, b)
-#define SUBTRACT(a, b) _mm512_sub_ps(a, b)
-#define MULTIPLY(a, b) _mm512_mul_ps(a, b)
-#define MAXIMUM(a, b) _mm512_mask_mov_ps(_mm512_max_ps(a, b), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a)
-#define MINIMUM(a, b) _mm512_mask_mov_ps(_mm512_min_ps(a, b), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a)
-#define UNROLL _Pragma("GCC unroll 16")
-
-static inline __attribute__((always_inline)) __m128 part(const char *p) { return _mm_loadu_ps((const float *)p); }
-static inline __attribute__((always_inline)) void turn(__m512 *r) {
-    const __m512 a = _mm512_shuffle_ps(r[0], r[1], 0x44), b = _mm512_shuffle_ps(r[2], r[3], 0x44);
-    const __m512 c = _mm512_shuffle_ps(r[0], r[1], 0xee), d = _mm512_shuffle_ps(r[2], r[3], 0xee);
-    r[0] = _mm512_shuffle_ps(a, b, 0x88), r[1] = _mm512_shuffle_ps(a, b, 0xdd);
-    r[2] = _mm512_shuffle_ps(c, d, 0x88), r[3] = _mm512_shuffle_ps(c, d, 0xdd);
-}
-/* Four steps, each a vector of all rows; `lane`: bytes from a lane's rows to those of the next. */
-static inline __attribute__((always_inline)) void get(const char *p, int64_t row, int64_t lane, __m512 *r) {
-    UNROLL for (int i = 0; i < LANE; i++, p += row) {
-        r[i] = _mm512_insertf32x4(_mm512_castps128_ps512(part(p)), part(p + lane), 1);
-        r[i] = _mm512_insertf32x4(_mm512_insertf32x4(r[i], part(p + 2 * lane), 2), part(p + 3 * lane), 3);
-    }
-    turn(r);
-}
-static inline __attribute__((always_inline)) void put(char *p, int64_t row, int64_t lane, __m512 *r) {
-    turn(r);
-    UNROLL for (int i = 0; i < LANE; i++, p += row) {
-        _mm_storeu_ps((float *)p, _mm512_castps512_ps128(r[i]));
-        _mm_storeu_ps((float *)(p + lane), _mm512_extractf32x4_ps(r[i], 1));
-        _mm_storeu_ps((float *)(p + 2 * lane), _mm512_extractf32x4_ps(r[i], 2));
-        _mm_storeu_ps((float *)(p + 3 * lane), _mm512_extractf32x4_ps(r[i], 3));
-    }
-}
-#define DEFINE(OP0, OP1)                                                                                               \
-    static void scan_##OP0##_##OP1(const place *at, float *state, int64_t n) {                                         \
-        const place p = *at;                                                                                           \
-        const char *x = p.x, *y = p.y;                                                                                 \
-        char *d = p.d;                                                                                                 \
-        __m512 s = _mm512_loadu_ps(state);                                                                             \
-        for (; n > 0; n -= LANE, x += 16, y += 16, d += 16) {                                                          \
-            __m512 a[LANE], b[LANE];                                                                                   \
-            get(x, p.x_row, LANE * p.x_row - p.skew, a);                                                               \
-            get(y, p.y_row, LANE * p.y_row - p.skew, b);                                                               \
-            UNROLL for (int j = 0; j < LANE; j++) a[j] = s = OP1(OP0(a[j], s), b[j]);                                  \
-            put(d, p.d_row, LANE * p.d_row - p.skew, a);                                                               \
-        }                                                                                                              \
-        _mm512_storeu_ps(state, s);                                                                                    \
-    }
-#else
-/* Keeps the compiler from gathering the states into vectors, which it would take apart again at once. */
-#if defined(__x86_64__)
-#define ALONE(x) __asm__("" : "+x"(x))
-#elif defined(__aarch64__)
-#define ALONE(x) __asm__("" : "+w"(x))
-#else
-#define ALONE(x) (void)0
+INLINE __m128 part(const char *p) { return _mm_loadu_ps((const float *)p); }
 #endif
+#if defined(__AVX512F__)
+#define WIDTH 4
+typedef __m512 vec;
+INLINE vec load(const char *p, int64_t lane) {
+    const vec v = _mm512_insertf32x4(_mm512_castps128_ps512(part(p)), part(p + lane), 1);
+    return _mm512_insertf32x4(_mm512_insertf32x4(v, part(p + 2 * lane), 2), part(p + 3 * lane), 3);
+}
+INLINE void store(char *p, int64_t lane, vec v) {
+    _mm_storeu_ps((float *)p, _mm512_castps512_ps128(v));
+    _mm_storeu_ps((float *)(p + lane), _mm512_extractf32x4_ps(v, 1));
+    _mm_storeu_ps((float *)(p + 2 * lane), _mm512_extractf32x4_ps(v, 2));
+    _mm_storeu_ps((float *)(p + 3 * lane), _mm512_extractf32x4_ps(v, 3));
+}
+#define SHUFFLE(a, b, i, j) _mm512_shuffle_ps(a, b, BITS(i, j))
+#elif defined(__AVX2__)
+#define WIDTH 2
+typedef __m256 vec;
+INLINE vec load(const char *p, int64_t lane) { return _mm256_insertf128_ps(_mm256_castps128_ps256(part(p)), part(p + lane), 1); }
+INLINE void store(char *p, int64_t lane, vec v) {
+    _mm_storeu_ps((float *)p, _mm256_castps256_ps128(v));
+    _mm_storeu_ps((float *)(p + lane), _mm256_extractf128_ps(v, 1));
+}
+#define SHUFFLE(a, b, i, j) _mm256_shuffle_ps(a, b, BITS(i, j))
+#else
+#define WIDTH 1
+typedef float vec __attribute__((vector_size(16)));
+INLINE vec load(const char *p, int64_t lane) {
+    vec v;
+    (void)lane;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE void store(char *p, int64_t lane, vec v) {
+    (void)lane;
+    __builtin_memcpy(p, &v, sizeof v);
+}
+#if defined(__clang__)
+#define SHUFFLE(a, b, i, j) __builtin_shufflevector(a, b, i, j, 4 + i, 4 + j)
+#else
+#define SHUFFLE(a, b, i, j) __builtin_shuffle(a, b, (bits){i, j, 4 + i, 4 + j})
+#endif
+#endif
+#define BITS(i, j) ((i) | (j) << 2 | (i) << 4 | (j) << 6)
+typedef int32_t bits __attribute__((vector_size(16 * WIDTH)));
 
-#define LANE ROWS
-#define LANES 1
+/* Four steps, each of all rows of a vector. SHUFFLE has elements i and j of each lane of a, then those of b. */
+INLINE void turn(vec *r) {
+    const vec a = SHUFFLE(r[0], r[1], 0, 1), b = SHUFFLE(r[2], r[3], 0, 1), c = SHUFFLE(r[0], r[1], 2, 3), d = SHUFFLE(r[2], r[3], 2, 3);
+    r[0] = SHUFFLE(a, b, 0, 2), r[1] = SHUFFLE(a, b, 1, 3), r[2] = SHUFFLE(c, d, 0, 2), r[3] = SHUFFLE(c, d, 1, 3);
+}
+INLINE void get(const char *p, int64_t row, int64_t lane, vec *r) {
+    UNROLL for (int i = 0; i < LANE; i++) r[i] = load(p + i * row, lane);
+    turn(r);
+}
+INLINE void put(char *p, int64_t row, int64_t lane, vec *r) {
+    turn(r);
+    UNROLL for (int i = 0; i < LANE; i++) store(p + i * row, lane, r[i]);
+}
+INLINE vec choose(bits mask, vec yes, vec no) { return (vec)((mask & (bits)yes) | (~mask & (bits)no)); }
 #define ADD(a, b) ((a) + (b))
 #define SUBTRACT(a, b) ((a) - (b))
 #define MULTIPLY(a, b) ((a) * (b))
-#define MAXIMUM(a, b) (((a) > (b) || (a) != (a)) ? (a) : (b))
-#define MINIMUM(a, b) (((a) < (b) || (a) != (a)) ? (a) : (b))
+#define MAXIMUM(a, b) choose(((a) > (b)) | ((a) != (a)), a, b)
+#define MINIMUM(a, b) choose(((a) < (b)) | ((a) != (a)), a, b)
 
 #define DEFINE(OP0, OP1)                                                                                               \
     static void scan_##OP0##_##OP1(const place *at, float *state, int64_t n) {                                         \
-        float *restrict x = (float *)at->d; /* the buffer, as below */                                                 \
-        const float *restrict y = (const float *)at->y;                                                                \
-        float s0 = state[0], s1 = state[1], s2 = state[2], s3 = state[3];                                              \
-        float s4 = state[4], s5 = state[5], s6 = state[6], s7 = state[7];                                              \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            STEP(OP0, OP1, 0) STEP(OP0, OP1, 1) STEP(OP0, OP1, 2) STEP(OP0, OP1, 3)                                    \
-            STEP(OP0, OP1, 4) STEP(OP0, OP1, 5) STEP(OP0, OP1, 6) STEP(OP0, OP1, 7)                                    \
-        }                                                                                                              \
-        state[0] = s0, state[1] = s1, state[2] = s2, state[3] = s3;                                                    \
-        state[4] = s4, state[5] = s5, state[6] = s6, state[7] = s7;                                                    \
+        const place p = *at;                                                                                           \
+        const int64_t xl = LANE * p.x_row - p.skew, yl = LANE * p.y_row - p.skew, dl = LANE * p.d_row - p.skew;        \
+        vec s[LANES / WIDTH], a[LANE], b[LANE];                                                                        \
+        __builtin_memcpy(s, state, sizeof s);                                                                          \
+        for (int64_t i = 0; i < 4 * n; i += 16)                                                                        \
+            UNROLL for (int v = 0; v < LANES / WIDTH; v++) {                                                           \
+                get(p.x + i + v * WIDTH * xl, p.x_row, xl, a);                                                         \
+                get(p.y + i + v * WIDTH * yl, p.y_row, yl, b);                                                         \
+                UNROLL for (int j = 0; j < LANE; j++) a[j] = s[v] = OP1(OP0(a[j], s[v]), b[j]);                        \
+                put(p.d + i + v * WIDTH * dl, p.d_row, dl, a);                                                         \
+            }                                                                                                          \
+        __builtin_memcpy(state, s, sizeof s);                                                                          \
     }
-#define STEP(OP0, OP1, r)                                                                                              \
-    {                                                                                                                  \
-        float t = OP0(x[r * PITCH + i], s##r);                                                                         \
-        s##r = OP1(t, y[r * PITCH + i]);                                                                               \
-        ALONE(s##r);                                                                                                   \
-        x[r * PITCH + i] = s##r;                                                                                       \
-    }
-#endif
 #define DEFINE_ALL(OP0)                                                                                                \
     DEFINE(OP0, ADD) DEFINE(OP0, SUBTRACT) DEFINE(OP0, MULTIPLY) DEFINE(OP0, MAXIMUM) DEFINE(OP0, MINIMUM)
 DEFINE_ALL(ADD) DEFINE_ALL(SUBTRACT) DEFINE_ALL(MULTIPLY) DEFINE_ALL(MAXIMUM) DEFINE_ALL(MINIMUM)
@@ -167,12 +160,12 @@ static void piece(const group *g, int from, int to, int64_t at, int64_t skew, in
     }
 }
 
-#if LANES > 1
 /* Whole groups of float32 rows are read and written where they are: the CPU sees far enough ahead to ask for lines before they are
- * needed, and nothing is moved twice. A line is used in four turns, between which it has to stay in the first cache: where rows are
- * multiples of half a page apart, its 12 ways hold those of x, y and the result for 4 rows, so each lane of rows goes SKEW columns
- * behind the one before it. Two lines, as stores of a lane are then long done when loads of another come to the same place of a page.
- * The first and the last columns, where not all lanes take part, go in pieces. Returns the column that pieces go on from. */
+ * needed, and nothing is moved twice. A line is used in four turns, between which it has to stay in the first cache. Where rows are
+ * multiples of half a page apart it has 12 places for all of them, enough for x, y and the result of one LANE of rows: each LANE goes
+ * SKEW columns, two lines, behind the one before it. (With one line, loads of a lane would meet stores of another, not yet done, at the
+ * same place of a page, and wait.) The first and the last columns, where not all lanes take part, go in pieces. Returns the column
+ * that pieces go on from. */
 #define SKEW 32
 static int64_t skewed(const group *g) {
     const nki_scan *k = g->k;
@@ -188,9 +181,6 @@ static int64_t skewed(const group *g) {
     for (int lane = 1; lane < LANES && behind; lane++) piece(g, lane * LANE, ROWS, first + n + (lane - 1) * behind, behind, behind);
     return first + n;
 }
-#else
-#define skewed(g) 0
-#endif
 
 void nki_scan_run(const nki_scan *k, const char *x, const char *y, const char *init, char *dst) {
     float xs[ROWS * PITCH] __attribute__((aligned(64))), ys[ROWS * PITCH] __attribute__((aligned(64))), state[ROWS];
