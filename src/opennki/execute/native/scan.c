@@ -13,8 +13,8 @@
 #define INLINE static inline __attribute__((always_inline))
 
 /* Where n elements of ROWS rows are, of float32 side by side: the first element of the first row, and bytes from row to row. The
- * result may be in place of x. Where n is no multiple of LANE, which it is but at the end of a row, elements behind it are computed too,
- * and nobody reads the state. */
+ * result may be in place of x. Only at the end of a row is n no multiple of LANE: elements behind it are then computed as well, and
+ * nobody reads the state. */
 typedef struct {
     const char *x, *y;
     char *d;
