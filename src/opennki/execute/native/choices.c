@@ -2,7 +2,7 @@
 #include <string.h>
 #include "run.h"
 
-static int same_everywhere(const run *r, const int64_t *stride) {
+int nki_same_everywhere(const run *r, const int64_t *stride) {
     for (int i = 0; i < r->rank; i++)
         if (stride[i] && r->shape[i] > 1) return 0;
     return 1;
@@ -12,14 +12,14 @@ void nki_decide(const run *r, const int64_t *pred, int32_t *known, int32_t *chos
     int any = 0;
     memset(without, 0, (size_t)k->n_uops);
     memset(chosen, 0xff, (size_t)k->n_uops * sizeof *chosen);
-    for (int i = 0; i < k->n_preds; i++) any |= same_everywhere(r, k->preds[i].stride);
+    for (int i = 0; i < k->n_preds; i++) any |= nki_same_everywhere(r, k->preds[i].stride);
     if (!any) return;
     memset(known, 0xff, (size_t)k->n_registers * sizeof *known);
     for (int i = 0; i < k->n_uops; i++) {
         const nki_uop *u = &k->uops[i];
         if (u->code == NKI_STORE || u->code == NKI_STORE_RAW || u->code == NKI_KEEP) continue;
         if (u->code == NKI_SELECT && u->a >= 0 && u->b >= 0 && u->c >= 0 && known[u->c] >= 0) chosen[i] = known[u->c] ? u->a : u->b;
-        known[u->d] = u->code == NKI_PRED && same_everywhere(r, k->preds[u->a].stride) ? pred[u->a] >= 0 : -1;
+        known[u->d] = u->code == NKI_PRED && nki_same_everywhere(r, k->preds[u->a].stride) ? pred[u->a] >= 0 : -1;
     }
     memset(known, 0, (size_t)k->n_registers * sizeof *known);
     for (int i = k->n_uops - 1; i >= 0; i--) {

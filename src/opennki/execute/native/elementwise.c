@@ -32,9 +32,8 @@ static int row_slot(run *r, float value) {
     return s;
 }
 
-/* Lowest and highest byte of a tile. */
-static void extent(const run *r, const nki_tile *t, const char *at, const char **low, const char **high) {
-    *low = *high = at;
+void nki_extent(const run *r, const nki_tile *t, int64_t *low, int64_t *high) {
+    *low = *high = 0;
     for (int i = 0; i < r->rank; i++) {
         const int64_t reach = (r->shape[i] - 1) * t->stride[i];
         *(reach < 0 ? low : high) += reach;
@@ -45,11 +44,11 @@ static void extent(const run *r, const nki_tile *t, const char *at, const char *
 enum { APART, SAME, MIXED };
 static int relation(const run *r, char *const *at, int x, int y) {
     const nki_tile *a = &r->k->tiles[x], *b = &r->k->tiles[y];
-    const char *al, *ah, *bl, *bh;
+    int64_t al, ah, bl, bh;
     if (x == y) return SAME;
-    extent(r, a, at[x], &al, &ah);
-    extent(r, b, at[y], &bl, &bh);
-    if (ah <= bl || bh <= al) return APART;
+    nki_extent(r, a, &al, &ah);
+    nki_extent(r, b, &bl, &bh);
+    if (at[x] + ah <= at[y] + bl || at[y] + bh <= at[x] + al) return APART;
     if (at[x] != at[y] || a->dtype != b->dtype) return MIXED;
     for (int i = 0; i < r->rank; i++)
         if (r->shape[i] > 1 && a->stride[i] != b->stride[i]) return MIXED;
@@ -214,11 +213,6 @@ static int prepare(run *r, char *const *at, const int32_t *chosen, const int8_t 
 }
 
 /* ---- rows ---------------------------------------------------------------------------------------------------------- */
-typedef struct { /* where a walk over the dimensions is */
-    char **tile;
-    int64_t *pred, *index;
-} place_in;
-
 static inline void move(const run *r, place_in *w, int dim, int64_t steps) {
     const nki_ew *k = r->k;
     for (int i = 0; i < k->n_tiles; i++) w->tile[i] += steps * k->tiles[i].stride[dim];
@@ -359,107 +353,133 @@ static const nki_phase *asking(const run *r) {
 }
 
 #define ON_STACK 32768
-#define VECTORS_ON_STACK 65536
 
-void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, const int64_t *index_base, const int64_t *lo,
-                const int64_t *hi) {
-    run r = {.k = k, .rank = k->outer + k->inner, .outer = k->outer, .inner = k->inner, .total = 1};
-    int64_t begin[NKI_RANK] = {0};
-    for (int i = 0; i < r.rank; i++) {
-        begin[i] = lo ? lo[i] : 0;
-        r.shape[i] = (hi ? hi[i] : k->shape[i]) - begin[i];
-        if (i >= r.outer) r.total *= r.shape[i];
-        if (i < r.outer && r.shape[i] < 1) return;
+int nki_ew_begin(run *r, const nki_ew *k, const int64_t *lo, const int64_t *hi) {
+    *r = (run){.k = k, .rank = k->outer + k->inner, .outer = k->outer, .inner = k->inner, .total = 1};
+    for (int i = 0; i < r->rank; i++) {
+        r->shape[i] = (hi ? hi[i] : k->shape[i]) - (lo ? lo[i] : 0);
+        if (i >= r->outer) r->total *= r->shape[i];
+        if (i < r->outer && r->shape[i] < 1) return 0;
     }
-    cut(&r);
+    cut(r);
+    return 1;
+}
 
-    /* All storage in two pieces. Every operation makes a slot at most and has up to three immediate operands. */
-    const size_t slots = 4 * (size_t)k->n_uops + 1, registers = (size_t)k->n_registers + 1;
-    const size_t need = (size_t)k->n_uops * (sizeof(nki_lanes) + sizeof(op) + 3 * sizeof(nki_link)) +
-                        slots * (sizeof(float *) + (size_t)r.rows * sizeof(float) + sizeof(int64_t) + sizeof(*r.used) + sizeof(int32_t) + 2) +
-                        (3 * registers + 2 * slots + (size_t)k->n_uops) * sizeof(int32_t) + (size_t)k->n_uops + (size_t)k->n_kept * sizeof(int32_t) +
-                        (size_t)k->n_tiles * sizeof(char *) + (size_t)(k->n_preds + k->n_indices) * sizeof(int64_t) + 256;
-    char stack[ON_STACK] __attribute__((aligned(64)));
-    char *heap = NULL, *p = stack;
-    if (need > ON_STACK) {
-        heap = malloc(need + 64);
-        if (!heap) abort();
-        p = heap + (-(uintptr_t)heap & 63);
-    }
-    place_in w;
-    int32_t *buffer, *current, *idle, *row_kept, *chosen, *known;
+/* Every operation makes a slot at most and has up to three immediate operands. */
+static size_t slots_of(const nki_ew *k) { return 4 * (size_t)k->n_uops + 1; }
+
+size_t nki_ew_room(const run *r) {
+    const nki_ew *k = r->k;
+    const size_t slots = slots_of(k), registers = (size_t)k->n_registers + 1;
+    return (size_t)k->n_uops * (sizeof(nki_lanes) + sizeof(op) + 3 * sizeof(nki_link)) +
+           slots * (sizeof(float *) + (size_t)r->rows * sizeof(float) + sizeof(int64_t) + sizeof(*r->used) + sizeof(int32_t) + 2) +
+           (3 * registers + 2 * slots + (size_t)k->n_uops) * sizeof(int32_t) + (size_t)k->n_uops + (size_t)k->n_kept * sizeof(int32_t) +
+           (size_t)k->n_tiles * sizeof(char *) + (size_t)(k->n_preds + k->n_indices) * sizeof(int64_t) + 256;
+}
+
+size_t nki_ew_prepare(run *r, place_in *w, char *p, char *const *at, const int64_t *pred_base, const int64_t *index_base, const int64_t *lo) {
+    const nki_ew *k = r->k;
+    const size_t slots = slots_of(k), registers = (size_t)k->n_registers + 1;
+    int32_t *current, *idle, *row_kept, *chosen, *known;
     int8_t *without;
     nki_link *links;
 #define TAKE(what, count) ((what) = (void *)p, p += (count) * sizeof(*(what)))
-    TAKE(r.folds, k->n_uops);
-    TAKE(r.slot, slots);
-    TAKE(r.pitch, slots);
-    TAKE(w.tile, k->n_tiles);
-    TAKE(w.pred, k->n_preds);
-    TAKE(w.index, k->n_indices);
-    TAKE(r.ops, k->n_uops);
+    TAKE(r->folds, k->n_uops);
+    TAKE(r->slot, slots);
+    TAKE(r->pitch, slots);
+    TAKE(w->tile, k->n_tiles);
+    TAKE(w->pred, k->n_preds);
+    TAKE(w->index, k->n_indices);
+    TAKE(r->ops, k->n_uops);
     TAKE(links, 3 * (size_t)k->n_uops);
-    TAKE(r.used, slots);
-    TAKE(r.single, slots * (size_t)r.rows);
-    TAKE(buffer, slots);
+    TAKE(r->used, slots);
+    TAKE(r->single, slots * (size_t)r->rows);
+    TAKE(r->buffer, slots);
     TAKE(current, registers);
     TAKE(idle, 2 * slots);
     TAKE(row_kept, k->n_kept);
     TAKE(known, registers);
     TAKE(chosen, k->n_uops);
-    TAKE(r.is_row, slots);
-    TAKE(r.is_narrow, slots);
+    TAKE(r->is_row, slots);
+    TAKE(r->is_narrow, slots);
     TAKE(without, k->n_uops);
 #undef TAKE
-    for (int i = 0; i < k->n_tiles; i++) w.tile[i] = at[i];
-    for (int i = 0; i < k->n_preds; i++) w.pred[i] = pred_base[i];
-    for (int i = 0; i < k->n_indices; i++) w.index[i] = index_base[i];
-    for (int i = 0; i < r.rank; i++) move(&r, &w, i, begin[i]);
-    memset(r.is_narrow, 0, slots);
-    memset(buffer, 0xff, slots * sizeof *buffer);
-    nki_decide(&r, w.pred, known, chosen, without);
-    const int buffers = prepare(&r, w.tile, chosen, without, links, buffer, current, idle, row_kept);
-    const size_t floats = (size_t)(buffers + 4) * NKI_CHUNK + (size_t)(k->n_kept * r.rows * r.total);
-    float vectors[VECTORS_ON_STACK / sizeof(float)] __attribute__((aligned(64)));
-    char *more = NULL;
-    r.spare = vectors;
-    if (floats * sizeof(float) > VECTORS_ON_STACK) {
-        more = malloc(floats * sizeof(float) + 64);
-        if (!more) abort();
-        r.spare = (float *)(void *)(more + (-(uintptr_t)more & 63));
+    nki_ew_at(r, w, at, pred_base, index_base);
+    for (int i = 0; lo && i < r->rank; i++) move(r, w, i, lo[i]);
+    memset(r->is_narrow, 0, slots);
+    memset(r->buffer, 0xff, slots * sizeof *r->buffer);
+    r->n_slots = 0, r->unbuffered = 0;
+    nki_decide(r, w->pred, known, chosen, without);
+    r->n_buffers = prepare(r, w->tile, chosen, without, links, r->buffer, current, idle, row_kept);
+    r->streams = r->far = 0;
+    for (int i = 0; i < k->n_uops; i++) r->streams |= r->ops[i].far_away && nki_stores(&r->ops[i]);
+    r->ahead = asking(r);
+    for (int i = 0, seen; r->ahead && i < k->n_uops && r->far < MOST_FAR; i++) {
+        if (!nki_loads(&r->ops[i]) || !r->ops[i].far_away || r->ops[i].uniform) continue;
+        for (seen = 0; seen < r->far && r->ops[r->next[seen]].tile != r->ops[i].tile;) seen++;
+        if (seen == r->far) r->next[r->far++] = i;
     }
-    nki_poison(r.spare, floats * sizeof(float));
-    r.buffers = r.spare + 4 * NKI_CHUNK;
-    r.kept = r.buffers + (size_t)buffers * NKI_CHUNK;
-    for (int i = 0; i < k->n_uops; i++) {
-        const op *o = &r.ops[i];
-        if (o->d >= 0 && buffer[o->d] != -1) r.slot[o->d] = r.buffers + (buffer[o->d] < 0 ? -2 - buffer[o->d] : buffer[o->d]) * NKI_CHUNK;
-        r.streams |= o->far_away && nki_stores(o);
-    }
-    r.ahead = asking(&r);
-    for (int i = 0, seen; r.ahead && i < k->n_uops && r.far < MOST_FAR; i++) {
-        if (!nki_loads(&r.ops[i]) || !r.ops[i].far_away || r.ops[i].uniform) continue;
-        for (seen = 0; seen < r.far && r.ops[r.next[seen]].tile != r.ops[i].tile;) seen++;
-        if (seen == r.far) r.next[r.far++] = i;
-    }
+    return ((size_t)(r->n_buffers + 4) * NKI_CHUNK + (size_t)(k->n_kept * r->rows * r->total)) * sizeof(float);
+}
 
+void nki_ew_at(const run *r, const place_in *w, char *const *at, const int64_t *pred_base, const int64_t *index_base) {
+    const nki_ew *k = r->k;
+    for (int i = 0; i < k->n_tiles; i++) w->tile[i] = at[i];
+    for (int i = 0; i < k->n_preds; i++) w->pred[i] = pred_base[i];
+    for (int i = 0; i < k->n_indices; i++) w->index[i] = index_base[i];
+}
+
+void nki_ew_vectors(run *r, float *vectors) {
+    r->spare = vectors;
+    r->buffers = r->spare + 4 * NKI_CHUNK;
+    r->kept = r->buffers + (size_t)r->n_buffers * NKI_CHUNK;
+    for (int i = 0; i < r->k->n_uops; i++) {
+        const op *o = &r->ops[i];
+        const int number = o->d < 0 ? -1 : r->buffer[o->d];
+        if (number != -1) r->slot[o->d] = r->buffers + (number < 0 ? -2 - number : number) * NKI_CHUNK;
+    }
+}
+
+void nki_ew_go(const run *r, place_in *w) {
     int64_t count[NKI_RANK] = {0};
-    const int64_t rows = r.outer ? r.shape[r.outer - 1] : 1;
+    const int64_t rows = r->outer ? r->shape[r->outer - 1] : 1;
     for (int dim = 0; dim >= 0;) {
-        for (int64_t i = 0; i < rows; i += r.rows) {
-            const int some = (int)(rows - i < r.rows ? rows - i : r.rows);
-            phases(&r, &w, some);
-            if (r.outer) move(&r, &w, r.outer - 1, some);
+        for (int64_t i = 0; i < rows; i += r->rows) {
+            const int some = (int)(rows - i < r->rows ? rows - i : r->rows);
+            phases(r, w, some);
+            if (r->outer) move(r, w, r->outer - 1, some);
         }
-        if (r.outer) move(&r, &w, r.outer - 1, -rows);
-        for (dim = r.outer - 2; dim >= 0; dim--) {
-            move(&r, &w, dim, 1);
-            if (++count[dim] < r.shape[dim]) break;
-            move(&r, &w, dim, -r.shape[dim]);
+        if (r->outer) move(r, w, r->outer - 1, -rows);
+        for (dim = r->outer - 2; dim >= 0; dim--) {
+            move(r, w, dim, 1);
+            if (++count[dim] < r->shape[dim]) break;
+            move(r, w, dim, -r->shape[dim]);
             count[dim] = 0;
         }
     }
-    if (r.streams) nki_stream_end();
+    if (r->streams) nki_stream_end();
+}
+
+/* `bytes` aligned to 64, from the stack where they fit; *heap: what is to be freed. */
+static void *room_for(size_t bytes, void *stack, size_t most, char **heap) {
+    if (bytes <= most) return stack;
+    *heap = malloc(bytes + 64);
+    if (!*heap) abort();
+    return *heap + (-(uintptr_t)*heap & 63);
+}
+
+void nki_ew_run(const nki_ew *k, char *const *at, const int64_t *pred_base, const int64_t *index_base, const int64_t *lo,
+                const int64_t *hi) {
+    run r;
+    place_in w;
+    char stack[ON_STACK] __attribute__((aligned(64))), *heap = NULL, *more = NULL;
+    float vectors[NKI_VECTORS / sizeof(float)] __attribute__((aligned(64)));
+    if (!nki_ew_begin(&r, k, lo, hi)) return;
+    const size_t bytes = nki_ew_prepare(&r, &w, room_for(nki_ew_room(&r), stack, ON_STACK, &heap), at, pred_base, index_base, lo);
+    float *room = room_for(bytes, vectors, NKI_VECTORS, &more);
+    nki_poison(room, bytes);
+    nki_ew_vectors(&r, room);
+    nki_ew_go(&r, &w);
     free(heap);
     free(more);
 }

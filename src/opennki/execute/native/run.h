@@ -47,10 +47,11 @@ struct run {
     float *spare;       /* four chunk buffers for operands and conversions */
     float *kept;        /* whole rows */
     nki_lanes *folds;
+    int32_t *buffer;    /* of each slot: the chunk buffer where it is, -2 - that where it was; -1: it is somewhere else */
     const nki_phase *ahead; /* which asks for the next row, of what these loads read */
     int32_t next[MOST_FAR], far;
     int64_t shape[NKI_RANK], total; /* elements of a row */
-    int rank, outer, inner, n_slots, streams;
+    int rank, outer, inner, n_slots, n_buffers, streams;
     int rows, chunk_rows;   /* of a block, and of a chunk, at most; 1 where a row has several chunks */
     int whole;              /* a row is one chunk, or a part of one */
     uint64_t unbuffered;    /* the phases, of the first 64, whose chunks may be as long as a block: bits */
@@ -82,6 +83,25 @@ static inline int nki_contiguous(const run *r, const nki_tile *t, int m, int l) 
 }
 static inline int nki_loads(const op *o) { return o->code == NKI_LOAD || o->code == NKI_LOAD_RAW; }
 static inline int nki_stores(const op *o) { return o->code == NKI_STORE || o->code == NKI_STORE_RAW; }
+
+typedef struct { /* where a walk over the dimensions is */
+    char **tile;
+    int64_t *pred, *index;
+} place_in;
+
+/* A call in its parts (elementwise.c). nki_ew_begin: 0 where there is nothing to do; nki_ew_prepare, in memory of nki_ew_room bytes: bytes of
+ * vectors that it needs, which nki_ew_vectors gives it. What was prepared can go again from other addresses (nki_ew_at) that are to each other
+ * what the first ones were, see memo.c. */
+enum { NKI_VECTORS = 65536 }; /* bytes of vectors that most calls do with */
+int nki_ew_begin(run *r, const nki_ew *k, const int64_t *lo, const int64_t *hi);
+size_t nki_ew_room(const run *r);
+size_t nki_ew_prepare(run *r, place_in *w, char *p, char *const *at, const int64_t *pred_base, const int64_t *index_base, const int64_t *lo);
+void nki_ew_at(const run *r, const place_in *w, char *const *at, const int64_t *pred_base, const int64_t *index_base);
+void nki_ew_vectors(run *r, float *vectors);
+void nki_ew_go(const run *r, place_in *w);
+/* Lowest byte of a tile, from its address, and that after the highest. */
+void nki_extent(const run *r, const nki_tile *t, int64_t *low, int64_t *high);
+int nki_same_everywhere(const run *r, const int64_t *stride);
 
 /* A selection by a predicate that nothing else reads, and where in a row that holds: from *yes up to *no. */
 void nki_choose_parts(const run *r, const op *o, const chunk *c);

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "fpenv.h"
+#include "memo.h"
 #include "shelf.h"
 #include "steps.h"
 
@@ -25,8 +26,8 @@ static inline int64_t floor_div(int64_t a, int64_t b) {
 }
 
 /* One call; 0, or the number of a broken bound. */
-static int64_t call(const nki_tape *t, nki_shelf *shelves, const nki_call *c, const int64_t *env, char *const *buffers, void *scratch,
-                    int64_t *wrong) {
+static int64_t call(const nki_tape *t, nki_shelf *shelves, nki_memo *memo, const nki_call *c, const int64_t *env, char *const *buffers,
+                    void *scratch, int64_t *wrong) {
     int64_t low[NKI_RANK], high[NKI_RANK];
     const int64_t *lo = NULL, *hi = NULL;
     if (c->n_clips) {
@@ -72,7 +73,10 @@ static int64_t call(const nki_tape *t, nki_shelf *shelves, const nki_call *c, co
         int64_t preds[MAX_EXPRESSIONS], indices[MAX_EXPRESSIONS];
         for (int i = 0; i < c->n_preds; i++) preds[i] = value(t, c->preds + i, env);
         for (int i = 0; i < c->n_indices; i++) indices[i] = value(t, c->indices + i, env);
-        nki_ew_run(c->what, at, preds, indices, lo, hi);
+        if (lo)
+            nki_ew_run(c->what, at, preds, indices, lo, hi);
+        else
+            nki_memo_run(memo, c - t->calls, c->what, at, preds, indices);
         break;
     }
     case NKI_K_MM: {
@@ -110,9 +114,9 @@ static int64_t nanoseconds(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-static int64_t timed(int64_t *table, int number, const nki_tape *t, nki_shelf *shelves, const int64_t *env, char *const *buffers,
+static int64_t timed(int64_t *table, int number, const nki_tape *t, nki_shelf *shelves, nki_memo *memo, const int64_t *env, char *const *buffers,
                      void *scratch, int64_t *wrong) {
-    int64_t start = nanoseconds(), error = call(t, shelves, t->calls + number, env, buffers, scratch, wrong);
+    int64_t start = nanoseconds(), error = call(t, shelves, memo, t->calls + number, env, buffers, scratch, wrong);
     __atomic_fetch_add(table + 2 * number, nanoseconds() - start, __ATOMIC_RELAXED);
     __atomic_fetch_add(table + 2 * number + 1, 1, __ATOMIC_RELAXED);
     return error;
@@ -171,6 +175,7 @@ typedef struct {
     char *const *buffers; /* a row for each thread */
     int threads;
     void *scratch[64];
+    nki_memo *memo[64];
     nki_callback back;
 } team;
 
@@ -188,8 +193,13 @@ static void *scratch_of(team *all, int worker) {
     return all->scratch[worker];
 }
 
+static nki_memo *memo_of(team *all, int worker) {
+    if (!all->memo[worker]) all->memo[worker] = nki_memo_new();
+    return all->memo[worker];
+}
+
 static void dismiss(team *all) {
-    for (int i = 0; i < 64; i++) free(all->scratch[i]);
+    for (int i = 0; i < 64; i++) free(all->scratch[i]), nki_memo_free(all->memo[i]);
 }
 
 static int64_t loop(team *all, nki_shelf *shelves, int64_t at, const int64_t *env, int64_t *wrong);
@@ -200,6 +210,7 @@ static int64_t run(team *all, nki_shelf *shelves, int worker, int serial, int64_
     const nki_tape *t = all->t;
     char *const *buffers = all->buffers + worker * t->n_buffers;
     void *scratch = scratch_of(all, worker);
+    nki_memo *memo = memo_of(all, worker);
     int64_t pc = from, *table = __atomic_load_n(&spent, __ATOMIC_ACQUIRE);
     while (pc < to) {
         const nki_op *o = t->ops + pc++;
@@ -224,8 +235,8 @@ static int64_t run(team *all, nki_shelf *shelves, int worker, int serial, int64_
         case NKI_OP_JUMP: pc = o->b; break;
         case NKI_OP_DIV: env[o->a] = floor_div(value(t, t->affines + o->b, env), o->n); break;
         case NKI_OP_RUN: {
-            int64_t error = table ? timed(table, o->a, t, shelves, env, buffers, scratch, wrong)
-                                  : call(t, shelves, t->calls + o->a, env, buffers, scratch, wrong);
+            int64_t error = table ? timed(table, o->a, t, shelves, memo, env, buffers, scratch, wrong)
+                                  : call(t, shelves, memo, t->calls + o->a, env, buffers, scratch, wrong);
             if (error) return error;
             break;
         }
