@@ -79,19 +79,23 @@ ALWAYS void group(const int8_t *kinds, int count, char *const *at, const __m512 
 #define MAKE(j) v##j = _mm512_mul_ps(v##j, v##j);
             DO(SQUARED, MAKE)
 #undef MAKE
-        case EXPONENTIAL: {
-            __m512 v[] = {v0, v1, v2, v3};
+        case EXPONENTIAL:
 #define BELOW(j) _mm512_cmp_ps_mask(v##j, _mm512_set1_ps(NKI_EXP_LEAST), _CMP_LT_OQ)
-            if (__builtin_expect((plain = nki_wide_plain(v)), 1))
-                nki_wide_exps(v, 4, 1);
-            else if ((BELOW(0) & BELOW(1) & BELOW(2) & BELOW(3)) == 0xffff) /* scores behind a mask */
-                v[0] = v[1] = v[2] = v[3] = _mm512_setzero_ps(), plain = 1;
-            else
-                nki_wide_exps(v, 4, 0);
+#define MAKE(j) v##j = nki_wide_exp_of(v##j, 1);
+            if (whole && __builtin_expect((plain = nki_wide_plain(v0, v1, v2, v3)), 1)) {
+                EACH(MAKE)
+                break;
+            }
+#undef MAKE
+            if ((BELOW(0) & BELOW(1) & BELOW(2) & BELOW(3)) == 0xffff) { /* scores behind a mask */
+                v0 = v1 = v2 = v3 = _mm512_setzero_ps(), plain = 1;
+                break;
+            }
 #undef BELOW
-            v0 = v[0], v1 = v[1], v2 = v[2], v3 = v[3];
+#define MAKE(j) v##j = nki_wide_exp(v##j);
+            EACH(MAKE)
+#undef MAKE
             break;
-        }
         case CHOSEN:
             if (s->yes <= i && s->no >= i + left) break;
 #define MAKE(j) v##j = _mm512_mask_mov_ps(row[k], first_of(s->no - i - 16 * j) & ~first_of(s->yes - i - 16 * j), v##j);

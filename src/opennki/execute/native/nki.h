@@ -323,7 +323,7 @@ void nki_tape_profile(int64_t *table);
 /* Whether temporary memory is filled with NaN before each call, so that what reads it before it is written is seen: for tests. */
 extern int nki_poisoned;
 static inline void nki_poison(void *memory, size_t bytes) {
-    if (__builtin_expect(nki_poisoned, 0)) memset(memory, 0xff, bytes);
+    if (__builtin_expect(nki_poisoned, 0) && bytes) memset(memory, 0xff, bytes);
 }
 void nki_poison_from_now(int wanted);
 

@@ -5,36 +5,25 @@
 #include <immintrin.h>
 #include "fastmath.h"
 
-/* nki_expf of vectors, step by step over all of them; the power of two is taken in one step. `plain`: neither clamped nor cut off, for
- * numbers of which nki_wide_plain is true. */
-#define ALL _Pragma("GCC unroll 8") for (int j = 0; j < count; j++)
-static inline __attribute__((always_inline)) void nki_wide_exps(__m512 *v, int count, int plain) {
-    const __m512 magic = _mm512_set1_ps(NKI_MAGIC);
-    __mmask16 some[8];
-    __m512 n[8], p[8];
-    if (!plain) {
-        ALL some[j] = _mm512_cmp_ps_mask(v[j], _mm512_set1_ps(NKI_EXP_LEAST), _CMP_NLT_UQ);
-        ALL v[j] = _mm512_min_ps(_mm512_set1_ps(NKI_EXP_MOST), v[j]); /* NaN stays */
-    }
-    ALL n[j] = _mm512_sub_ps(_mm512_fmadd_ps(v[j], _mm512_set1_ps(NKI_EXP_LOG2E), magic), magic);
-    ALL v[j] = _mm512_fmadd_ps(n[j], _mm512_set1_ps(-NKI_EXP_LN2_HIGH), v[j]);
-    ALL v[j] = _mm512_fmadd_ps(n[j], _mm512_set1_ps(-NKI_EXP_LN2_LOW), v[j]);
-    ALL p[j] = _mm512_set1_ps(NKI_EXP_FIRST);
-#define STEP(x) ALL p[j] = _mm512_fmadd_ps(p[j], v[j], _mm512_set1_ps(x));
+/* nki_expf; the power of two is taken in one step. `plain`: neither clamped nor cut off, for numbers of which nki_wide_plain is true. */
+static inline __attribute__((always_inline)) __m512 nki_wide_exp_of(__m512 x, int plain) {
+    const __mmask16 some = plain ? 0xffff : _mm512_cmp_ps_mask(x, _mm512_set1_ps(NKI_EXP_LEAST), _CMP_NLT_UQ);
+    const __m512 c = plain ? x : _mm512_min_ps(_mm512_set1_ps(NKI_EXP_MOST), x), magic = _mm512_set1_ps(NKI_MAGIC); /* NaN stays */
+    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(c, _mm512_set1_ps(NKI_EXP_LOG2E), magic), magic);
+    __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-NKI_EXP_LN2_HIGH), c);
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(-NKI_EXP_LN2_LOW), r);
+    __m512 p = _mm512_set1_ps(NKI_EXP_FIRST);
+#define STEP(x) p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(x));
     NKI_EXP_POLYNOMIAL(STEP)
 #undef STEP
-    ALL v[j] = plain ? _mm512_scalef_ps(p[j], n[j]) : _mm512_maskz_scalef_ps(some[j], p[j], n[j]);
+    return plain ? _mm512_scalef_ps(p, n) : _mm512_maskz_scalef_ps(some, p, n);
 }
-#undef ALL
-static inline __attribute__((always_inline)) __m512 nki_wide_exp(__m512 x) {
-    nki_wide_exps(&x, 1, 0);
-    return x;
-}
+static inline __attribute__((always_inline)) __m512 nki_wide_exp(__m512 x) { return nki_wide_exp_of(x, 0); }
 
 /* Whether exp of four vectors is normal or NaN. */
-static inline int nki_wide_plain(const __m512 *v) {
+static inline int nki_wide_plain(__m512 v0, __m512 v1, __m512 v2, __m512 v3) {
     enum { LARGER_MAGNITUDE = 0xb }; /* the other operand where one is NaN */
-    const __m512 a = _mm512_range_ps(v[0], v[1], LARGER_MAGNITUDE), b = _mm512_range_ps(v[2], v[3], LARGER_MAGNITUDE);
+    const __m512 a = _mm512_range_ps(v0, v1, LARGER_MAGNITUDE), b = _mm512_range_ps(v2, v3, LARGER_MAGNITUDE);
     return !_mm512_cmp_ps_mask(_mm512_range_ps(a, b, LARGER_MAGNITUDE), _mm512_set1_ps(NKI_EXP_NORMAL), _CMP_GT_OQ);
 }
 
