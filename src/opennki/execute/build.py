@@ -106,6 +106,11 @@ def library() -> Library:
     return _load(*_wanted(_state()))
 
 
+def level() -> str:
+    """The level of CPU that kernels are compiled for, whether there is a library or not."""
+    return _wanted(_state())[0]
+
+
 _state = settings.reader("cpu_level", "cache_dir")
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from bisect import insort
 from typing import TYPE_CHECKING, Any
 
+from opennki.execute import build
 from opennki.execute.again import again, placed
-from opennki.execute.build import library
 from opennki.execute.calls import Call
 from opennki.execute.group import MAX_GROUP, Group
 from opennki.execute.instruction import Broken, Instruction
@@ -62,7 +62,7 @@ class Lines:
 
     def __init__(self, lowering: Lowering) -> None:
         self.lowering = lowering
-        table = self.table = take(library().level)
+        table = self.table = take(build.level())
         self.turn = table.turn
         self.tiles, self.kinds, self.names, self.forms, self.plain = table.tiles, table.kinds, table.names, table.forms, table.plain
         self.allocs: dict[Alloc, tuple[int, int, bool]] = {}  # slot, number of the kind, whether nobody else may need it
