@@ -19,7 +19,7 @@ from opennki.execute.group import MAX_GROUP, Group
 from opennki.execute.instruction import Broken, Instruction
 from opennki.execute.nodes import Divide, Run
 from opennki.execute.record import Unsupported
-from opennki.execute.sites import Form, Part, Site, Tile, constant, predicates, relation
+from opennki.execute.sites import Form, Line, Part, Place, Site, Tile, constant, predicates, relation
 from opennki.execute.templates import ASIS, Node, give_back, take
 from opennki.interpret.steps import Plan
 from opennki.interpret.views import Dynamic, View
@@ -29,28 +29,6 @@ from opennki.isa.declare import ISA
 
 if TYPE_CHECKING:
     from opennki.execute.lower import Lowering
-
-class _Place:
-    """A place that a line uses; `name` is equal for equal places."""
-
-    __slots__ = ("line", "name", "number", "offset", "terms", "tile", "written")
-
-    def __init__(self, line: _Line, part: Part) -> None:
-        _, _, self.offset, self.terms, self.tile, self.name = part
-        self.line, self.number, self.written = line, len(line.places), False
-
-
-class _Line:
-    """Instructions that belong together: each of them meets one before it in memory. `order`: the number of the first one."""
-
-    __slots__ = ("group", "node", "order", "places", "sites")
-
-    def __init__(self, node: Node, order: int) -> None:
-        self.node, self.order = node, order
-        self.group: Group | None = None  # where instructions had to be recorded
-        self.sites: list[Site] = []
-        self.places: dict[Any, _Place] = {}
-
 
 # what a template has not of a call
 _OF_KERNEL: dict[str, Any] = {"addresses": [], "instrs": (), "bounds": [], "clips": [], "preds": [], "indices": []}
@@ -67,10 +45,10 @@ class Lines:
         self.tiles, self.kinds, self.names, self.forms, self.plain = table.tiles, table.kinds, table.names, table.forms, table.plain
         self.allocs: dict[Alloc, tuple[int, int, bool]] = {}  # slot, number of the kind, whether nobody else may need it
         self.left = LEAST + lowering.count // SHARE
-        self.open: list[_Line] = []  # by their order
+        self.open: list[Line] = []  # by their order
         self.count = 0  # instructions in them
         self.order = 0
-        self.places: dict[int, list[_Place]] = {}  # of the open lines, by slot
+        self.places: dict[int, list[Place]] = {}  # of the open lines, by slot
 
     # ---- forms ----
     def _alloc(self, alloc: Alloc) -> tuple[int, int, bool]:
@@ -256,14 +234,14 @@ class Lines:
         met, found = self._met(site)
         return site.form.joins and len(met) == 1 and self.count <= MAX_GROUP and self._joined(met[0], site, found)
 
-    def _line(self) -> _Line:
-        line = _Line(self.table.root, self.order)
+    def _line(self) -> Line:
+        line = Line(self.table.root, self.order)
         self.open.append(line)
         return line
 
-    def _met(self, site: Site) -> tuple[list[_Line], list[Any]]:
+    def _met(self, site: Site) -> tuple[list[Line], list[Any]]:
         """The open lines that an instruction meets, and the places that its operands are not apart from: (operand, place, relation)."""
-        met: list[_Line] = []
+        met: list[Line] = []
         found: list[Any] = []
         for n, writes in site.form.uses:
             part = site.parts[n]
@@ -282,13 +260,13 @@ class Lines:
                     met.append(place.line)
         return met, found
 
-    def _together(self, met: list[_Line]) -> _Line | None:
+    def _together(self, met: list[Line]) -> Line | None:
         """Lines as one; None where they cannot be."""
         if sum(len(line.sites) for line in met) >= MAX_GROUP:
             return None
         for line in met:
             self._forget(line)
-        made = _Line(self.table.root, min([line.order for line in met]))
+        made = Line(self.table.root, min([line.order for line in met]))
         insort(self.open, made, key=_order)
         for site in sorted([site for line in met for site in line.sites], key=_order):
             if not self._joined(made, site, self._met(site)[1]):
@@ -301,7 +279,7 @@ class Lines:
                 return None
         return made
 
-    def _joined(self, line: _Line, site: Site, found: list[Any]) -> bool:
+    def _joined(self, line: Line, site: Site, found: list[Any]) -> bool:
         """Append an instruction to a line, if it joins it."""
         own, parts, uses = line.places, site.parts, site.form.uses
         key: list[Any] = [site.form.number]
@@ -333,7 +311,7 @@ class Lines:
             part = parts[n]
             place = own.get(part[5])
             if place is None:
-                place = own[part[5]] = _Place(line, part)
+                place = own[part[5]] = Place(line, part)
                 places = self.places.get(part[1])
                 if places is None:
                     self.places[part[1]] = [place]
@@ -343,7 +321,7 @@ class Lines:
                 place.written = True
         return True
 
-    def _recorded(self, line: _Line) -> Group:
+    def _recorded(self, line: Line) -> Group:
         """The group of a line, with all of its instructions recorded."""
         group = line.group
         if group is None:
@@ -353,7 +331,7 @@ class Lines:
             assert joined
         return group
 
-    def _forget(self, line: _Line) -> None:
+    def _forget(self, line: Line) -> None:
         """A line is not open any more."""
         self.open.remove(line)
         self.count -= len(line.sites)
@@ -377,12 +355,12 @@ class Lines:
             for line in lines:
                 self._lower(line)
 
-    def _close(self, line: _Line) -> None:
+    def _close(self, line: Line) -> None:
         """Lower a line."""
         self._forget(line)
         self._lower(line)
 
-    def _lower(self, line: _Line) -> None:
+    def _lower(self, line: Line) -> None:
         sites, node = line.sites, line.node
         needed = self._needed(sites)
         template, met = node.made.get(needed, (ASIS, 0))
@@ -514,5 +492,5 @@ class Lines:
         self.lowering.broken.append(Broken(view, axis))
 
 
-def _order(one: Site | _Line) -> int:
+def _order(one: Site | Line) -> int:
     return one.order

@@ -1,8 +1,8 @@
-"""Instructions as those of a form: what they are but for where their operands are, and where those are."""
+"""Instructions as those of a form: what they are but for where their operands are, and where those are; and lines of them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opennki.execute import record
 from opennki.execute.again import pattern
@@ -11,6 +11,10 @@ from opennki.execute.places import Reach, reach_of
 from opennki.ir.affine import Affine, Pred, Range, Var
 from opennki.ir.nodes import Access, IndexTile, Instr, PredTile
 from opennki.isa import dtypes
+
+if TYPE_CHECKING:
+    from opennki.execute.group import Group
+    from opennki.execute.templates import Node
 
 Part = tuple[Access, int, int, Any, "Tile", Any]
 
@@ -129,3 +133,25 @@ def relation(part: Part, offset: int, terms: Any, tile: Tile) -> Any:
         return "apart" if own.reach.apart(tile.reach, delta) else delta
     difference = Affine(delta, here).add(Affine(0, terms), -1)
     return "apart" if own.reach.apart_along(tile.reach, difference) else "unknown"
+
+
+class Place:
+    """A place that a line uses; `name` is equal for equal places."""
+
+    __slots__ = ("line", "name", "number", "offset", "terms", "tile", "written")
+
+    def __init__(self, line: Line, part: Part) -> None:
+        _, _, self.offset, self.terms, self.tile, self.name = part
+        self.line, self.number, self.written = line, len(line.places), False
+
+
+class Line:
+    """Instructions that belong together: each of them meets one before it in memory. `order`: the number of the first one."""
+
+    __slots__ = ("group", "node", "order", "places", "sites")
+
+    def __init__(self, node: Node, order: int) -> None:
+        self.node, self.order = node, order
+        self.group: Group | None = None  # where instructions had to be recorded
+        self.sites: list[Site] = []
+        self.places: dict[Any, Place] = {}
