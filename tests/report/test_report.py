@@ -139,12 +139,20 @@ def test_the_page_in_a_browser(tmp_path):
 
 @needs_browser
 def test_an_address_shows_a_part_of_the_timeline(tmp_path):
-    text = browse(tmp_path, made_up(2000), "--dump-dom", part="#t=3000,3500&id=40")
+    text = browse(tmp_path, made_up(2000), "--dump-dom", part="#t=3000,3500")
     assert 'data-ready="yes"' in text
-    assert "3 µs to 3.5 µs (500 ns)" in text or "of 192 KiB" not in text
-    assert "timelines.py:" in text and "waited for" in text, "the details of the row are shown"
+    assert "3 µs to 3.5 µs (500 ns)" in text
     drawn = int(re.search(r'data-drawn="(\d+)"', text)[1])
     assert 0 < drawn < 300, "rows outside of the part are not drawn"
+
+
+@needs_browser
+def test_an_address_shows_a_row(tmp_path):
+    timeline = made_up(2000)
+    assert timeline.rows[40].start_ns > 3500
+    text = browse(tmp_path, timeline, "--dump-dom", part="#t=3000,3500&id=40")
+    assert "timelines.py:" in text and "waited for" in text, "the details of the row are shown"
+    assert "(500 ns)" in text and "3 µs to 3.5 µs" not in text, "the part moves to the row, as long as it was"
 
 
 @needs_browser

@@ -186,15 +186,20 @@ function draw_memory() {
 }
 
 let waiting = false;
+function draw() {
+  draw_timeline();
+  draw_overview();
+  draw_memory();
+  document.getElementById("range").textContent = `${time(view.from)} to ${time(view.to)} (${time(view.to - view.from)})`;
+}
+
+// Drawing once in each frame, however many events ask for it.
 function redraw() {
   if (waiting) return;
   waiting = true;
   requestAnimationFrame(() => {
     waiting = false;
-    draw_timeline();
-    draw_overview();
-    draw_memory();
-    document.getElementById("range").textContent = `${time(view.from)} to ${time(view.to)} (${time(view.to - view.from)})`;
+    draw();
   });
 }
 
