@@ -118,6 +118,16 @@ static void strided(int width, char *d, const char *s, const dim *x)
     }
 }
 
+void nki_transpose(int width, char *d, const char *s, int64_t ni, int64_t nj, int64_t dj, int64_t si)
+{
+    switch (width) {
+    case 1: return transpose_1(d, s, ni, nj, dj, si);
+    case 2: return transpose_2(d, s, ni, nj, dj, si);
+    case 4: return transpose_4(d, s, ni, nj, dj, si);
+    default: return transpose_8(d, s, ni, nj, dj, si);
+    }
+}
+
 /* ---- the plan ------------------------------------------------------------------------------------------------ */
 
 static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
@@ -212,12 +222,7 @@ static void copy_block(const plan *p, int inner, char *d, const char *s)
     const dim *x = p->dims + p->rank - 1;
     if (inner == 2) {
         const dim *j = x - 1;
-        switch (p->width) {
-        case 1: return transpose_1(d, s, x->n, j->n, j->d, x->s);
-        case 2: return transpose_2(d, s, x->n, j->n, j->d, x->s);
-        case 4: return transpose_4(d, s, x->n, j->n, j->d, x->s);
-        default: return transpose_8(d, s, x->n, j->n, j->d, x->s);
-        }
+        return nki_transpose(p->width, d, s, x->n, j->n, j->d, x->s);
     }
     if (x->d == p->width && x->s == p->width)
         memcpy(d, s, (size_t)(x->n * p->width));

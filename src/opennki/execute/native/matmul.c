@@ -93,6 +93,7 @@ static inline vec V_ADD(vec a, vec b)
 }
 #endif
 
+_Static_assert(NR * LANES == NKI_PANEL_OF_VECTORS && WIDE * LANES <= NKI_PANEL_MOST, "the panels that packing has forms for");
 enum { ROWS = NKI_PANELS_AT_ONCE / MR * MR }; /* rows of `a` that are packed at a time: 240 KiB at K = 128, in the second cache */
 
 typedef float f32_any __attribute__((aligned(1), may_alias));
@@ -206,9 +207,9 @@ static inline __attribute__((always_inline)) void pairs_of(const block *t, const
 /* The two chains take the registers of twice the rows. */
 static inline __attribute__((always_inline)) void multiply_pairs(const block *t, const int mr, const int nr, const enum source from)
 {
-    const int most = nr > NR ? (SMALL + 1) / 2 : MR / 2;
-    pairs_of(t, 0, mr < most ? mr : most, nr, from);
-    if (mr > most) pairs_of(t, most, mr - most, nr, from);
+    const int most = nr > NR ? (SMALL + 1) / 2 : MR / 2, first = mr > most ? (mr + 1) / 2 : mr;
+    pairs_of(t, 0, first, nr, from);
+    if (mr > first) pairs_of(t, first, mr - first, nr, from);
 }
 
 #define KERNEL(mr) \
@@ -273,27 +274,28 @@ int nki_in_pairs(const nki_mm *k)
 
 /* ---- operands that are kept: all panels of a block, then those of the next ---------------------------------- */
 
-enum { PANEL_OF_B = NR * LANES };
 static size_t kept_block(const nki_mm *k, int moving)
 {
-    const int width = moving ? PANEL_OF_B : MR, n = moving ? k->N : k->M;
+    const int width = moving ? NKI_PANEL_OF_VECTORS : MR, n = moving ? k->N : k->M;
     return padded((size_t)k->K * (size_t)((n + width - 1) / width * width) * 4);
 }
 
+static int by_tiles(const nki_mm *k) { return nki_in_pairs(k) && nki_tiles_there(k); }
+
 size_t nki_mm_kept(const nki_mm *k, int moving)
 {
-    if (nki_in_pairs(k)) return nki_tiles_kept(k, moving);
-    if (k->N < PANEL_OF_B || k->M < MR || k->K < 8) return 0; /* packing is no longer than the product */
+    if (by_tiles(k)) return nki_tiles_kept(k, moving);
+    if (k->N < NKI_PANEL_OF_VECTORS || k->M < MR || k->K < 8) return 0; /* packing is no longer than the product */
     return kept_block(k, moving) * (size_t)nki_blocks(k);
 }
 
 void nki_mm_keep(const nki_mm *k, int moving, const char *at, void *kept)
 {
-    if (nki_in_pairs(k)) {
+    if (by_tiles(k)) {
         nki_tiles_keep(k, moving, at, kept);
         return;
     }
-    const int width = moving ? PANEL_OF_B : MR, n = moving ? k->N : k->M;
+    const int width = moving ? NKI_PANEL_OF_VECTORS : MR, n = moving ? k->N : k->M;
     char *to = kept;
     for (int i = 0; i < nki_blocks(k); i++, at += moving ? k->m_block : k->s_block, to += kept_block(k, moving))
         for (int c = 0; c < n; c += ROWS) { /* so many fit the buffers of packing; a whole number of panels of either kind */
@@ -351,10 +353,10 @@ void nki_mm_kept_run(const nki_mm *k, const char *stationary, const char *moving
 void nki_mm_where_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
                       const void *kept_m, const int64_t *where)
 {
-    if (!nki_in_pairs(k))
+    if (by_tiles(k))
+        nki_tiles_run(k, stationary, moving, dst, scratch, kept_s, kept_m, where);
+    else
         vectors(k, stationary, moving, dst, scratch, kept_s, kept_m, where);
-    else if (!nki_tiles_run(k, stationary, moving, dst, scratch, kept_s, kept_m, where))
-        vectors(k, stationary, moving, dst, scratch, NULL, NULL, where);
 }
 
 void nki_mm_vectors(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch)
@@ -395,7 +397,7 @@ static void panel_of(const nki_mm *k, const product *p, int start, int blocks, i
         t.b_step = p->b.stride[0];
         if (p->kept_b) {
             t.b = p->kept_b + number * p->kept_b_block + (size_t)n0 * (size_t)k->K * 4;
-            t.b_step = PANEL_OF_B * 4;
+            t.b_step = NKI_PANEL_OF_VECTORS * 4;
         } else if (!leader && !(p->b_stays && t.cols == width)) {
             nki_panels[p->b.dtype](t.b, p->b.stride, k->K, t.cols, width, p->panel);
             t.b = (const char *)p->panel;
@@ -406,7 +408,7 @@ static void panel_of(const nki_mm *k, const product *p, int start, int blocks, i
         const char *ahead = NULL; /* the panel after this one, which the kernels have time to ask for */
         if (p->kept_b && !last) ahead = t.b + p->kept_b_block;
         if (p->kept_b && last && left > width) ahead = p->kept_b + start * p->kept_b_block + (size_t)(n0 + width) * (size_t)k->K * 4;
-        const int64_t share = ((int64_t)k->K * PANEL_OF_B * 4 / ((rows + MR - 1) / MR) + 63) & ~(int64_t)63;
+        const int64_t share = ((int64_t)k->K * NKI_PANEL_OF_VECTORS * 4 / ((rows + MR - 1) / MR) + 63) & ~(int64_t)63;
         for (int m = 0; m < rows; m += MR) {
             for (int64_t j = 0; ahead && j < share; j += 64) __builtin_prefetch(ahead + j, 0, 2);
             if (ahead) ahead += share;

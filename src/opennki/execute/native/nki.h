@@ -168,11 +168,12 @@ static inline int nki_unwanted(const nki_mm *k, const int64_t *where, int m, int
 }
 static inline int nki_adds_then(const nki_mm *k, int block) { return block ? NKI_ADDS_TO_RESULT : k->accumulate; } /* how a block is added */
 
-/* The same for operands that are summed in pairs, by the tile unit of the CPU; 0, with dst as it was, where there is none,
- * or where it would round in another way (infinities, NaN, and numbers so small that results may be denormal). */
+/* The same by the tile unit of the CPU, for operands that are summed in pairs: where nki_tiles_there says so. What it would round in another
+ * way (infinities, NaN, and numbers so small that results may be denormal) is left to vectors. */
+int nki_tiles_there(const nki_mm *k);
 size_t nki_tiles_scratch(const nki_mm *k);
-int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
-                  const void *kept_m, const int64_t *where);
+void nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
+                   const void *kept_m, const int64_t *where);
 size_t nki_tiles_kept(const nki_mm *k, int moving);
 void nki_tiles_keep(const nki_mm *k, int moving, const char *at, void *packed);
 /* From now on leave the tile unit alone, and all instructions for bfloat16; use it where it is there (as from the start); or let `dot`
@@ -187,6 +188,9 @@ typedef struct {
     int64_t shape[NKI_RANK], d_stride[NKI_RANK], s_stride[NKI_RANK];
 } nki_copy;
 void nki_copy_run(const nki_copy *k, char *dst, const char *src, const int64_t *lo, const int64_t *hi);
+/* d[j][i] = s[i][j] for ni x nj elements of `width` bytes (1, 2, 4, 8), which lie side by side along i in d and along j in s; dj and si: bytes
+ * from row to row there. */
+void nki_transpose(int width, char *d, const char *s, int64_t ni, int64_t nj, int64_t dj, int64_t si);
 
 /* ---- scan along the flattened free elements of each row --------------------------------------------------
  * r[i] = op1(op0(x[i], r[i-1]), y[i]); reverse0: op0(r, x), reverse1: op1(y, .). Function numbers of two operands. */

@@ -33,44 +33,44 @@ static inline float widen_e4m3fn(uint8_t x) { return widen(x & 0x7fu, x >> 7, 3,
 static inline float widen_e5m2(uint8_t x) { return widen(x & 0x7fu, x >> 7, 2, 15, 0x7c, 0x7c); }
 static inline float widen_f32(float x) { return x; }
 
-/* One row to its places in the panels; the source is read as it lies. */
-static inline __attribute__((always_inline)) void deal_blocks(const char *row, int K, int cols, int width, float *at)
-{
-    int c = 0;
-    for (; c + width <= cols; c += width, at += (int64_t)K * width) memcpy(at, row + c * 4, (size_t)width * 4);
-    for (int i = 0; c < cols && i < width; i++) { /* not memcpy: the call would cost more than the few elements */
-        if (c + i < cols)
-            memcpy(at + i, row + (c + i) * 4, 4);
-        else
-            at[i] = 0.0f;
-    }
-}
-static inline void deal(const void *row, int K, int cols, int width, float *at)
-{
-    if (width == NKI_PANEL)
-        deal_blocks(row, K, cols, NKI_PANEL, at);
-    else
-        deal_blocks(row, K, cols, width, at);
-}
-static void pack_rows_f32(const char *src, int64_t step, int K, int cols, int width, float *dst)
-{
-    for (int k = 0; k < K; k++, src += step, dst += width) deal(src, K, cols, width, dst);
-}
-
-/* K rows of `cols` elements to panels of `width` floats for each k, zeros behind the last column. */
+/* Some of the K rows of `cols` elements to panels of `width` floats for each k, zeros behind the last column. */
 #define PACK_ROWS(name, type)                                                                                       \
-    static void pack_rows_##name(const char *src, int64_t step, int K, int cols, int width, float *dst)             \
+    static inline __attribute__((always_inline)) void row_##name(const type *restrict row, int cols,                \
+                                                                 const int width, float *restrict at, int64_t apart) \
     {                                                                                                               \
-        float wide_row[NKI_PANELS_AT_ONCE];                                                                                       \
-        for (int k = 0; k < K; k++, src += step, dst += width) {                                                    \
-            for (int c = 0; c < cols; c++) wide_row[c] = widen_##name(((const type *)src)[c]);                      \
-            deal(wide_row, K, cols, width, dst);                                                                    \
+        int c = 0;                                                                                                  \
+        for (; c + width <= cols; c += width, at += apart)                                                          \
+            for (int i = 0; i < width; i++) at[i] = widen_##name(row[c + i]);                                       \
+        for (int i = 0; c < cols && i < width; i++) at[i] = c + i < cols ? widen_##name(row[c + i]) : 0.0f;         \
+    }                                                                                                               \
+    static void pack_rows_##name(const char *src, int64_t step, int rows, int K, int cols, int width, float *dst)   \
+    {                                                                                                               \
+        const int64_t apart = (int64_t)K * width;                                                                   \
+        for (int k = 0; k < rows; k++, src += step, dst += width) {                                                 \
+            if (width == NKI_PANEL)                                                                                 \
+                row_##name((const type *)src, cols, NKI_PANEL, dst, apart);                                         \
+            else if (width == NKI_PANEL_OF_VECTORS)                                                                 \
+                row_##name((const type *)src, cols, NKI_PANEL_OF_VECTORS, dst, apart);                              \
+            else                                                                                                    \
+                row_##name((const type *)src, cols, width, dst, apart);                                             \
         }                                                                                                           \
     }
+/* What is contiguous along k instead: a line of each column at a time is turned, and goes on as rows. */
+enum { LINE = 64 };
 #define PACK(name, type)                                                                                            \
     static void pack_##name(const char *src, const int64_t *stride, int K, int cols, int width, float *dst)         \
     {                                                                                                               \
-        if (stride[1] == sizeof(type)) return pack_rows_##name(src, stride[0], K, cols, width, dst);                \
+        enum { SIZE = sizeof(type), DEEP = LINE / SIZE };                                                           \
+        char rows[LINE * NKI_PANELS_AT_ONCE] __attribute__((aligned(64)));                                          \
+        if (stride[1] == SIZE) return pack_rows_##name(src, stride[0], K, K, cols, width, dst);                     \
+        if (stride[0] == SIZE) {                                                                                    \
+            for (int k = 0; k < K; k += DEEP) {                                                                     \
+                const int deep = K - k < DEEP ? K - k : DEEP;                                                       \
+                nki_transpose(SIZE, rows, src + k * SIZE, cols, deep, cols * SIZE, stride[1]);                      \
+                pack_rows_##name(rows, cols * SIZE, deep, K, cols, width, dst + (int64_t)k * width);                \
+            }                                                                                                       \
+            return;                                                                                                 \
+        }                                                                                                           \
         for (int c0 = 0; c0 < cols; c0 += width, dst += (int64_t)K * width)                                         \
             for (int k = 0; k < K; k++) {                                                                           \
                 const char *row = src + k * stride[0] + c0 * stride[1];                                             \
@@ -80,6 +80,7 @@ static void pack_rows_f32(const char *src, int64_t step, int K, int cols, int wi
                 for (int c = n; c < width; c++) at[c] = 0.0f;                                                       \
             }                                                                                                       \
     }
+PACK_ROWS(f32, f32_any)
 PACK_ROWS(bf16, u16_any)
 PACK_ROWS(f16, u16_any)
 PACK_ROWS(e4m3, uint8_t)

@@ -44,7 +44,8 @@ static const void *packed(const nki_shelf *s, const entry *e) { return s->memory
 /* Pack an operand for an entry that is ours. */
 static const void *fill(nki_shelf *s, entry *e, const nki_mm *k, int moving, const char *at) {
     e->number = __atomic_fetch_add(&s->taken, 1, __ATOMIC_RELAXED);
-    const int room = e->number < s->keep->places;
+    /* the tile unit may have been turned on or off since the tape was lowered, which changes how much that is */
+    const int room = e->number < s->keep->places && nki_mm_kept(k, moving) <= (size_t)s->keep->bytes;
     e->at = at;
     if (room) nki_mm_keep(k, moving, at, s->memory + e->number * s->keep->bytes);
     __atomic_store_n(&e->state, room ? READY : WITHOUT, __ATOMIC_RELEASE);

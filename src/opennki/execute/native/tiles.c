@@ -326,9 +326,9 @@ static enum way way_of(const nki_mm *k) { return !worth(k) ? NONE : used() ? UNI
 
 static int64_t block_of(const nki_mm *k, int n) { return strips(n) * strip_of(k); } /* all strips of a block */
 
-size_t nki_tiles_kept(const nki_mm *k, int moving) {
-    return way_of(k) ? (size_t)(block_of(k, moving ? k->N : k->M) * nki_blocks(k)) + 64 : 0;
-}
+int nki_tiles_there(const nki_mm *k) { return way_of(k) != NONE; }
+
+size_t nki_tiles_kept(const nki_mm *k, int moving) { return (size_t)(block_of(k, moving ? k->N : k->M) * nki_blocks(k)) + 64; }
 
 /* The smallest exponent is behind the strips. */
 static int32_t *exponent_of(const nki_mm *k, int moving, const void *packed) {
@@ -416,10 +416,9 @@ static void group(const nki_mm *k, enum way way, const operand *a, const operand
     if (way == UNIT) end();
 }
 
-int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
-                  const void *kept_m, const int64_t *where) {
+void nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
+                   const void *kept_m, const int64_t *where) {
     const enum way way = way_of(k);
-    if (!way) return 0;
     operand a = operand_of(k, 0, stationary), b = operand_of(k, 1, moving);
     const int of_a = kept_s ? *exponent_of(k, 0, kept_s) : 0, of_b = kept_m ? *exponent_of(k, 1, kept_m) : 0, all = nki_blocks(k);
     nki_mm some = *k;
@@ -430,7 +429,6 @@ int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, c
               kept_m ? (const char *)kept_m + i * block_of(k, k->N) : NULL, of_a, of_b, where);
         a.at += some.blocks * a.block, b.at += some.blocks * b.block;
     }
-    return 1;
 }
 
 #else
@@ -443,6 +441,10 @@ size_t nki_tiles_scratch(const nki_mm *k) {
     (void)k;
     return 0;
 }
+int nki_tiles_there(const nki_mm *k) {
+    (void)k;
+    return 0;
+}
 size_t nki_tiles_kept(const nki_mm *k, int moving) {
     (void)k, (void)moving;
     return 0;
@@ -450,9 +452,8 @@ size_t nki_tiles_kept(const nki_mm *k, int moving) {
 void nki_tiles_keep(const nki_mm *k, int moving, const char *at, void *packed) {
     (void)k, (void)moving, (void)at, (void)packed;
 }
-int nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
-                  const void *kept_m, const int64_t *where) {
+void nki_tiles_run(const nki_mm *k, const char *stationary, const char *moving, char *dst, void *scratch, const void *kept_s,
+                   const void *kept_m, const int64_t *where) {
     (void)where, (void)k, (void)stationary, (void)moving, (void)dst, (void)scratch, (void)kept_s, (void)kept_m;
-    return 0;
 }
 #endif
