@@ -220,17 +220,11 @@ static inline void move(const run *r, place_in *w, int dim, int64_t steps) {
     for (int i = 0; i < k->n_indices; i++) w->index[i] += steps * k->indices[i].stride[dim];
 }
 
-/* The same part of the rows that come next, or what comes AHEAD bytes later in a long one, on its way to the cache while there is
- * something to compute. */
-enum { LONG_ROW = 8192, AHEAD = 8192 };
+/* On its way to the cache while there is something to compute. */
 static void ask_for_next(const run *r, const op *o, const chunk *c) {
-    const nki_tile *t = &r->k->tiles[o->tile];
-    if (!nki_contiguous(r, t, c->m, c->l)) return;
-    const char *p = nki_tile_at(r, c, o->tile) + (r->total > LONG_ROW ? AHEAD : r->rows * nki_to_next_row(r, t->stride));
-    for (int64_t i = 0, n = (int64_t)c->m * c->l * nki_types[t->dtype].size; i < n; i += 64) {
-        __builtin_prefetch(p + i, 0, 3);
-        __asm__ volatile("" ::"r"(p + i)); /* GCC takes a function without effects away */
-    }
+    int64_t bytes;
+    const char *p = nki_next(r, o, c, &bytes);
+    for (int64_t i = 0; p && i < bytes; i += 64) nki_ask(p + i);
 }
 
 /* The operations of a phase over a chunk of `rows` rows, of which the first is number `first` of the block. */
@@ -414,11 +408,15 @@ size_t nki_ew_prepare(run *r, place_in *w, char *p, char *const *at, const int64
     r->streams = r->far = 0;
     for (int i = 0; i < k->n_uops; i++) r->streams |= r->ops[i].far_away && nki_stores(&r->ops[i]);
     r->ahead = asking(r);
+    r->asker = NULL;
     for (int i = 0, seen; r->ahead && i < k->n_uops && r->far < MOST_FAR; i++) {
         if (!nki_loads(&r->ops[i]) || !r->ops[i].far_away || r->ops[i].uniform) continue;
         for (seen = 0; seen < r->far && r->ops[r->next[seen]].tile != r->ops[i].tile;) seen++;
         if (seen == r->far) r->next[r->far++] = i;
     }
+    for (int i = 0; r->ahead && i < k->n_uops; i++)
+        if (nki_stores(&r->ops[i]) && nki_may_ask(r, &r->ops[i])) r->asker = &r->ops[i];
+    if (r->asker) r->ahead = NULL;
     return ((size_t)(r->n_buffers + 4) * NKI_CHUNK + (size_t)(k->n_kept * r->rows * r->total)) * sizeof(float);
 }
 

@@ -59,29 +59,43 @@ static void load(const run *r, const op *o, const chunk *c) {
         for (int i = 0; i < c->m; i++) f(d + i * c->l, s + i * sm, sl, c->l);
 }
 
-void nki_stream(char *d, const char *s, int64_t bytes) {
+/* Past the caches, with lines of what comes next asked for by the way: memory reads while it writes, which takes it less than one after the
+ * other. step: bytes for each 64 that go out. */
+static void stream(char *d, const char *s, int64_t bytes, int n, const char **next, const int64_t *step) {
 #if defined(__x86_64__)
     const int64_t head = -(intptr_t)d & 63;
-    if (bytes < 256 || head > bytes) {
+    if (bytes < LEAST_STREAM || head > bytes) {
         memcpy(d, s, (size_t)bytes);
         return;
     }
     memcpy(d, s, (size_t)head);
     d += head, s += head, bytes -= head;
     for (; bytes >= 64; bytes -= 64, d += 64, s += 64) {
+        for (int i = 0; i < n; next[i] += step[i], i++)
+            for (int64_t j = 0; j < step[i]; j += 64) nki_ask(next[i] + j);
 #if defined(__AVX512F__)
         _mm512_stream_si512((void *)d, _mm512_loadu_si512(s));
 #else
         for (int i = 0; i < 64; i += 16) _mm_stream_si128((__m128i *)(void *)(d + i), _mm_loadu_si128((const __m128i *)(const void *)(s + i)));
 #endif
     }
+#else
+    (void)n, (void)next, (void)step;
 #endif
     memcpy(d, s, (size_t)bytes);
 }
+void nki_stream(char *d, const char *s, int64_t bytes) { stream(d, s, bytes, 0, NULL, NULL); }
 void nki_stream_end(void) {
 #if defined(__x86_64__)
     _mm_sfence();
 #endif
+}
+
+const char *nki_next(const run *r, const op *o, const chunk *c, int64_t *bytes) {
+    const nki_tile *t = &r->k->tiles[o->tile];
+    if (!nki_contiguous(r, t, c->m, c->l)) return NULL;
+    *bytes = (int64_t)c->m * c->l * nki_types[t->dtype].size;
+    return nki_tile_at(r, c, o->tile) + (r->total > LONG_ROW ? ROW_AHEAD : r->rows * nki_to_next_row(r, t->stride));
 }
 
 static void store_stream(const run *r, const op *o, const chunk *c) {
@@ -92,7 +106,21 @@ static void store_stream(const run *r, const op *o, const chunk *c) {
         (o->code == NKI_STORE_RAW ? type->store_raw : type->store)((char *)(r->spare + NKI_CHUNK), type->size, a, n);
         a = r->spare + NKI_CHUNK;
     }
-    nki_stream(nki_tile_at(r, c, o->tile), (const char *)a, (int64_t)n * type->size);
+    const char *next[MOST_FAR];
+    int64_t step[MOST_FAR], more;
+    int asked = 0;
+    for (int i = 0; r->asker == o && i < r->far; i++) {
+        next[asked] = nki_next(r, r->ops + r->next[i], c, &more);
+        if (next[asked]) step[asked++] = 64 * more / ((int64_t)n * type->size);
+    }
+    stream(nki_tile_at(r, c, o->tile), (const char *)a, (int64_t)n * type->size, asked, next, step);
+}
+int nki_may_ask(const run *r, const op *o) {
+#if defined(__x86_64__)
+    return o->go == store_stream && r->total * nki_types[r->k->tiles[o->tile].dtype].size >= LEAST_STREAM;
+#else
+    return (void)r, (void)o, 0;
+#endif
 }
 
 static void store_as_it_is(const run *r, const op *o, const chunk *c) {

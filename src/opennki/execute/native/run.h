@@ -48,7 +48,8 @@ struct run {
     float *kept;        /* whole rows */
     nki_lanes *folds;
     int32_t *buffer;    /* of each slot: the chunk buffer where it is, -2 - that where it was; -1: it is somewhere else */
-    const nki_phase *ahead; /* which asks for the next row, of what these loads read */
+    const nki_phase *ahead; /* what asks for the next row, of what these loads read: a phase, or a store past the caches */
+    const op *asker;
     int32_t next[MOST_FAR], far;
     int64_t shape[NKI_RANK], total; /* elements of a row */
     int rank, outer, inner, n_slots, n_buffers, streams;
@@ -116,6 +117,15 @@ void nki_decide(const run *r, const int64_t *pred, int32_t *known, int32_t *chos
 /* Makes chains of the operations of a phase, when everything else about them is known; `links`: room for three per operation. Returns
  * whether nothing is left that needs a chunk buffer. */
 int nki_find_chains(const run *r, const nki_phase *p, nki_link *links);
+
+/* The same part of the rows that come next, or what comes ROW_AHEAD bytes later in a long one, and its bytes; NULL where it is in pieces. */
+enum { LONG_ROW = 8192, ROW_AHEAD = 8192, LEAST_STREAM = 256 };
+const char *nki_next(const run *r, const op *o, const chunk *c, int64_t *bytes);
+int nki_may_ask(const run *r, const op *o); /* whether a store has the time to ask for it */
+static inline void nki_ask(const char *line) {
+    __builtin_prefetch(line, 0, 3);
+    __asm__ volatile("" ::"r"(line)); /* GCC takes a function without effects away */
+}
 
 /* Copy past the caches where the CPU can; nki_stream_end before anybody else reads. */
 void nki_stream(char *d, const char *s, int64_t bytes);
