@@ -70,7 +70,7 @@ def test_assembly_refuses_what_does_not_fit():
 
 @pytest.mark.parametrize("pad", [0, 5])
 @pytest.mark.parametrize("rows", [1, 8, 33, 70])
-@pytest.mark.parametrize("n", [1, 3, 40, 300, 512, 1024, 1100])
+@pytest.mark.parametrize("n", [1, 3, 40, 300, 512, 1024, 1100, 2048, 2100, 4500])
 def test_rows_go_through_the_phases_in_blocks(lib, rows, n, pad):
     """Rows side by side and apart, one value per row, a fold of each, a row that is kept, results in place and in bfloat16."""
     x, out = random((rows, n + pad))[:, :n], np.zeros((rows, n + pad), STORAGE["bfloat16"])[:, :n]

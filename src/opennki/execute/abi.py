@@ -9,7 +9,6 @@ from opennki.isa.scalar import SCALAR
 
 ABI = 4
 RANK = 8
-CHUNK = 1024
 WHERES = 2  # predicates of a product
 SHORT = 64  # elements below which a row is taken together with its neighbours
 

@@ -13,7 +13,7 @@
 
 #define NKI_ABI 4
 #define NKI_RANK 8     /* iteration dimensions of a tile, after those that belong together are joined */
-#define NKI_CHUNK 1024 /* elements of a vector register */
+#define NKI_CHUNK 2048 /* elements of a vector register */
 #define NKI_LANES 32   /* lanes of a reduction: element index mod 32, then a binary tree (design "Numerics") */
 
 /* Element types in memory; the numbers are those of execute/abi.py. */

@@ -93,7 +93,7 @@ typedef struct { /* where a walk over the dimensions is */
 /* A call in its parts (elementwise.c). nki_ew_begin: 0 where there is nothing to do; nki_ew_prepare, in memory of nki_ew_room bytes: bytes of
  * vectors that it needs, which nki_ew_vectors gives it. What was prepared can go again from other addresses (nki_ew_at) that are to each other
  * what the first ones were, see memo.c. */
-enum { NKI_VECTORS = 65536 }; /* bytes of vectors that most calls do with */
+enum { NKI_VECTORS = 131072 }; /* bytes of vectors that most calls do with */
 int nki_ew_begin(run *r, const nki_ew *k, const int64_t *lo, const int64_t *hi);
 size_t nki_ew_room(const run *r);
 size_t nki_ew_prepare(run *r, place_in *w, char *p, char *const *at, const int64_t *pred_base, const int64_t *index_base, const int64_t *lo);
