@@ -70,6 +70,17 @@ def programs(a, b):
     return out
 
 
+def computed(a, b):
+    """The left side is made on chip, the right side is met again and again."""
+    out = nl.ndarray((a.shape[1], b.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
+    for i in nl.affine_range(a.shape[1] // 128):
+        left = nl.negative(nl.load(a[:, nl.ds(i * 128, 128)]))
+        for j in nl.affine_range(b.shape[1] // 256):
+            right = nl.load(b[:, nl.ds(j * 256, 256)])
+            nl.store(out[nl.ds(i * 128, 128), nl.ds(j * 256, 256)], nl.copy(nisa.nc_matmul(left, right)))
+    return out
+
+
 def places(kernel, *args, grid=None):
     jitted = nki.jit(kernel)
     traced = (jitted[grid] if grid else jitted).trace(*args)
@@ -129,3 +140,18 @@ def test_values_that_the_tile_unit_does_not_take(value, monkeypatch):
     for left, right in ((a, b), (b, a), (b, b)):
         kept, plain = both(blocks, monkeypatch, left, right)
         np.testing.assert_array_equal(kept.view(np.uint32), plain.view(np.uint32))
+
+
+@needs_native
+@pytest.mark.parametrize("value", [None, np.nan, -np.inf, 1e-39])
+@pytest.mark.parametrize("rows", [0, 1, 32, 33, 64, 100, 127])
+def test_zeros_are_left_out_where_that_changes_nothing(rows, value, monkeypatch):
+    a, b = bf16(128, 256), bf16(128, 512)
+    a[rows:, :128], a[rows:, 140:160] = 0.0, -0.0
+    if value is not None:
+        b[120, 300] = value
+    assert [c[1] for c in places(computed, a, b)] == [2], "the right side is kept, so that native code knows whether it is finite"
+    kept, plain = both(computed, monkeypatch, a, b)
+    np.testing.assert_array_equal(kept.view(np.uint32), plain.view(np.uint32))
+    if value is not None and not np.isfinite(value):
+        assert np.isnan(kept[:128, 300]).all() == (bool(np.isnan(value)) or rows <= 120), "0 times what is not finite is NaN"

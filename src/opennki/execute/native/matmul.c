@@ -282,11 +282,16 @@ static size_t kept_block(const nki_mm *k, int moving)
 
 static int by_tiles(const nki_mm *k) { return nki_in_pairs(k) && nki_tiles_there(k); }
 
+/* Behind the panels of what is read as vectors: whether it is finite, so that zeros of the other operand add nothing. */
+static int32_t *finite_of(const nki_mm *k, const void *kept)
+{
+    return (int32_t *)(void *)((char *)(uintptr_t)kept + kept_block(k, 1) * (size_t)nki_blocks(k));
+}
 size_t nki_mm_kept(const nki_mm *k, int moving)
 {
     if (by_tiles(k)) return nki_tiles_kept(k, moving);
     if (k->N < NKI_PANEL_OF_VECTORS || k->M < MR || k->K < 8) return 0; /* packing is no longer than the product */
-    return kept_block(k, moving) * (size_t)nki_blocks(k);
+    return kept_block(k, moving) * (size_t)nki_blocks(k) + 64;
 }
 
 void nki_mm_keep(const nki_mm *k, int moving, const char *at, void *kept)
@@ -297,12 +302,16 @@ void nki_mm_keep(const nki_mm *k, int moving, const char *at, void *kept)
     }
     const int width = moving ? NKI_PANEL_OF_VECTORS : MR, n = moving ? k->N : k->M;
     char *to = kept;
-    for (int i = 0; i < nki_blocks(k); i++, at += moving ? k->m_block : k->s_block, to += kept_block(k, moving))
+    int finite = 1;
+    for (int i = 0; i < nki_blocks(k); i++, at += moving ? k->m_block : k->s_block, to += kept_block(k, moving)) {
         for (int c = 0; c < n; c += ROWS) { /* so many fit the buffers of packing; a whole number of panels of either kind */
             const char *part = at + c * (moving ? k->m_stride : k->s_stride)[1];
             float *panels = (float *)(void *)to + (size_t)c * (size_t)k->K;
             nki_panels[moving ? k->m_dtype : k->s_dtype](part, moving ? k->m_stride : k->s_stride, k->K, n - c < ROWS ? n - c : ROWS, width, panels);
         }
+        if (moving && nki_in_pairs(k)) finite &= nki_panels_finite((const float *)(const void *)to, (size_t)k->K * (size_t)((n + width - 1) / width * width));
+    }
+    if (moving) *finite_of(k, kept) = finite;
 }
 
 /* ---- the product ------------------------------------------------------------------------------------------- */
@@ -371,7 +380,7 @@ typedef struct {
     int64_t a_block, b_block; /* bytes from block to block */
     const char *kept_a, *kept_b;
     int64_t kept_a_block, kept_b_block;
-    int a_stays, b_stays, in_pairs;
+    int a_stays, b_stays, in_pairs, skips; /* skips: zeros of a are left out */
     kernel_fn first;
     float *packed, *panel, *sum;
     size_t packed_block;
@@ -414,6 +423,7 @@ static void panel_of(const nki_mm *k, const product *p, int start, int blocks, i
             if (ahead) ahead += share;
             if (!(m == 0 && leader) && nki_unwanted(k, p->where, m0 + m, rows - m < MR ? rows - m : MR, n0, t.cols)) continue;
             t.a = a + m * next;
+            t.K = p->skips ? nki_panel_depth(t.a, k->K) : k->K;
             t.from = (place){from.at + m * from.row, from.row, from.col};
             t.d = (place){to.at + m * to.row, to.row, to.col};
             if (m == 0 && leader) {
@@ -450,6 +460,7 @@ static void vectors(const nki_mm *k, const char *stationary, const char *moving,
     p.sum = p.panel + padded((size_t)k->K * (a_n <= SMALL ? WIDE : NR) * LANES * 4) / 4;
     p.a_stays = reads_in_place(&p.a, &p.b);
     p.b_stays = element == 4 && firsts[0][p.b.dtype] && p.b.stride[1] == 4 && a_n <= MR;
+    p.skips = p.in_pairs && !p.kept_a && kept_m && *finite_of(k, kept_m);
     p.first = p.b.stride[1] == element ? firsts[p.in_pairs][p.b.dtype] : NULL;
     for (int start = 0; start < nki_blocks(k); start += group) {
         const int blocks = nki_blocks(k) - start < group ? nki_blocks(k) - start : group;

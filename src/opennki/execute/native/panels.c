@@ -97,3 +97,36 @@ const nki_panels_fn nki_panels[NKI_DTYPES] = {
     [NKI_F32] = pack_f32, [NKI_BF16] = pack_bf16, [NKI_F16] = pack_f16, [NKI_F8E4M3] = pack_e4m3,
     [NKI_F8E4M3FN] = pack_e4m3fn, [NKI_F8E5M2] = pack_e5m2, [NKI_TF32] = pack_f32,
 };
+
+int nki_panels_finite(const float *x, size_t n)
+{
+    uint32_t most = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, 4);
+        bits &= 0x7fffffffu;
+        most = bits > most ? bits : most;
+    }
+    return most < 0x7f800000u;
+}
+
+static inline int all_zeros(const char *rows, int n)
+{
+    uint32_t any = 0;
+    for (int i = 0; i < n * NKI_PANEL; i++) {
+        uint32_t bits;
+        memcpy(&bits, rows + i * 4, 4);
+        any |= bits;
+    }
+    return !(any & 0x7fffffffu);
+}
+int nki_panel_depth(const char *panel, int K)
+{
+    int end = K;
+    for (int from; end > 0; end = from) {
+        from = (end - 1) / NKI_PAIRS * NKI_PAIRS;
+        const char *at = panel + (size_t)from * NKI_PANEL * 4, *last = panel + (size_t)(end - 1) * NKI_PANEL * 4;
+        if (!all_zeros(last, 1) || !all_zeros(at, end - from)) break;
+    }
+    return end;
+}

@@ -20,4 +20,10 @@ enum { NKI_PANEL_MOST = 96, NKI_PANELS_AT_ONCE = 480 };
  * column. */
 typedef void (*nki_panels_fn)(const char *src, const int64_t *stride, int K, int cols, int width, float *dst);
 extern const nki_panels_fn nki_panels[NKI_DTYPES];
+
+/* Whether n floats of panels are finite; and how many of K rows of a panel of what is broadcast are left when those at the end that are all
+ * zeros are not counted, in whole steps of NKI_PAIRS. Summed in pairs, zeros times finite numbers add 0 to a total that begins with 0, and so
+ * is never -0. */
+int nki_panels_finite(const float *x, size_t n);
+int nki_panel_depth(const char *panel, int K);
 #endif
