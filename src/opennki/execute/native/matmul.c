@@ -93,7 +93,7 @@ static inline vec V_ADD(vec a, vec b)
 }
 #endif
 
-_Static_assert(NR * LANES == NKI_PANEL_OF_VECTORS && WIDE * LANES <= NKI_PANEL_MOST, "the panels that packing has forms for");
+_Static_assert(NR * LANES == NKI_PANEL_OF_VECTORS, "a panel that packing has a form for");
 enum { ROWS = NKI_PANELS_AT_ONCE / MR * MR }; /* rows of `a` that are packed at a time: 240 KiB at K = 128, in the second cache */
 
 typedef float f32_any __attribute__((aligned(1), may_alias));

@@ -84,7 +84,6 @@ static void stream(char *d, const char *s, int64_t bytes, int n, const char **ne
 #endif
     memcpy(d, s, (size_t)bytes);
 }
-void nki_stream(char *d, const char *s, int64_t bytes) { stream(d, s, bytes, 0, NULL, NULL); }
 void nki_stream_end(void) {
 #if defined(__x86_64__)
     _mm_sfence();

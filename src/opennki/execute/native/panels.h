@@ -3,8 +3,8 @@
 #define NKI_PANELS_H
 #include "nki.h"
 
-/* Columns of a panel of what is broadcast, and of one that is read as vectors, which packing has forms of its own for; the most columns of any
- * panel, and the most that are packed in one call. */
+/* Columns of a panel of what is broadcast, and of one that is read as vectors, which packing has forms of its own for; and the most columns
+ * that are packed in one call. */
 #if defined(__AVX512F__)
 enum { NKI_PANEL = 12, NKI_PANEL_OF_VECTORS = 32 };
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -14,7 +14,7 @@ enum { NKI_PANEL = 12, NKI_PANEL_OF_VECTORS = 8 };
 #else
 enum { NKI_PANEL = 4, NKI_PANEL_OF_VECTORS = 8 };
 #endif
-enum { NKI_PANEL_MOST = 96, NKI_PANELS_AT_ONCE = 480 };
+enum { NKI_PANELS_AT_ONCE = 480 };
 
 /* Pack `cols` columns of K rows of `src`: by the number of the dtype (NULL: no float), with bytes from row to row and from column to
  * column. */

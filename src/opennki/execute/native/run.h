@@ -127,7 +127,5 @@ static inline void nki_ask(const char *line) {
     __asm__ volatile("" ::"r"(line)); /* GCC takes a function without effects away */
 }
 
-/* Copy past the caches where the CPU can; nki_stream_end before anybody else reads. */
-void nki_stream(char *d, const char *s, int64_t bytes);
-void nki_stream_end(void);
+void nki_stream_end(void); /* after stores past the caches, before anybody else reads */
 #endif
