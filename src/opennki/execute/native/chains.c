@@ -16,9 +16,6 @@ typedef struct {
     int narrows;      /* the CPU has an instruction for it */
 } state;
 
-static inline __m512 larger(__m512 a, __m512 b) { /* the first NaN stays */
-    return _mm512_mask_mov_ps(_mm512_max_ps(a, b), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a);
-}
 static inline __mmask16 first_of(int64_t n) { return (__mmask16)(n >= 16 ? 0xffff : n > 0 ? (1 << n) - 1 : 0); }
 
 #define ALWAYS static inline __attribute__((always_inline))
@@ -113,8 +110,8 @@ ALWAYS void group(const int8_t *kinds, int count, char *const *at, const __m512 
                 s->low = _mm512_max_ps(s->low, _mm512_max_ps(v0, v2)), s->high = _mm512_max_ps(s->high, _mm512_max_ps(v1, v3));
                 break;
             }
-            s->low = _mm512_mask_mov_ps(s->low, m0, larger(s->low, v0)), s->high = _mm512_mask_mov_ps(s->high, m1, larger(s->high, v1));
-            s->low = _mm512_mask_mov_ps(s->low, m2, larger(s->low, v2)), s->high = _mm512_mask_mov_ps(s->high, m3, larger(s->high, v3));
+            s->low = _mm512_mask_mov_ps(s->low, m0, nki_wide_two(NKI_FN_MAXIMUM, s->low, v0)), s->high = _mm512_mask_mov_ps(s->high, m1, nki_wide_two(NKI_FN_MAXIMUM, s->high, v1));
+            s->low = _mm512_mask_mov_ps(s->low, m2, nki_wide_two(NKI_FN_MAXIMUM, s->low, v2)), s->high = _mm512_mask_mov_ps(s->high, m3, nki_wide_two(NKI_FN_MAXIMUM, s->high, v3));
             break;
         case NARROW: {
             uint16_t *q = (uint16_t *)(void *)at[k] + i;

@@ -208,6 +208,7 @@ static int prepare(run *r, char *const *at, const int32_t *chosen, const int8_t 
         }
         for (int i = p->first; i < p->first + p->count; i++) nki_choose_step(r, &r->ops[i], r->ops + p->first + p->count);
         if (!p->row && nki_find_chains(r, p, links + 3 * p->first) && ip < 64) r->unbuffered |= (uint64_t)1 << ip;
+        if (!p->row) nki_feed_streams(r, p);
     }
     return buffers;
 }
@@ -218,13 +219,6 @@ static inline void move(const run *r, place_in *w, int dim, int64_t steps) {
     for (int i = 0; i < k->n_tiles; i++) w->tile[i] += steps * k->tiles[i].stride[dim];
     for (int i = 0; i < k->n_preds; i++) w->pred[i] += steps * k->preds[i].stride[dim];
     for (int i = 0; i < k->n_indices; i++) w->index[i] += steps * k->indices[i].stride[dim];
-}
-
-/* On its way to the cache while there is something to compute. */
-static void ask_for_next(const run *r, const op *o, const chunk *c) {
-    int64_t bytes;
-    const char *p = nki_next(r, o, c, &bytes);
-    for (int64_t i = 0; p && i < bytes; i += 64) nki_ask(p + i);
 }
 
 /* The operations of a phase over a chunk of `rows` rows, of which the first is number `first` of the block. */
@@ -248,7 +242,10 @@ static void chunk_of(const run *r, const nki_phase *p, const place_in *w, int fi
     }
     if (r->ahead == p)
         for (int i = 0; i < r->far; i++)
-            for (one.row = first; one.row < first + rows; one.row++) ask_for_next(r, r->ops + r->next[i], &one);
+            for (one.row = first; one.row < first + rows; one.row++) { /* on its way while there is something to compute */
+                const nki_asked next = nki_next(r, r->ops + r->next[i], &one);
+                if (next.at) nki_ask_for(&next, next.bytes);
+            }
 }
 
 /* All chunks of a row that has several; `w` is where it was again afterwards. */

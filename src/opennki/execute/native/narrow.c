@@ -40,11 +40,55 @@ enum { SOME = 64 };
         const float s = *(const float *)b;                                                                             \
         EACH_##d_(of_##name(LOAD_##a_(((const KIND_##a_ *)a)[i]), s));                                                 \
     }
-#define DEFINE(name)                                                                                                   \
+
+/* Where all is bfloat16, two elements lie in a word: its halves are widened and rounded where they are. */
+#if defined(__AVX512F__)
+#define LOW(v) _mm512_castsi512_ps(_mm512_slli_epi32(v, 16))
+#define HIGH(v) _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000)))
+#define PAIRS(name, fn, b_, low, high)                                                                                 \
+    static void name##_nn##b_(void *d, const void *a, const void *b, int n) {                                          \
+        const __m512 s = #b_[0] == 's' ? _mm512_set1_ps(*(const float *)b) : _mm512_setzero_ps();                      \
+        for (int i = 0; i < n; i += 32) {                                                                              \
+            const __mmask32 m = i + 32 <= n ? 0xffffffff : (1u << (n - i)) - 1;                                        \
+            const __m512i x = _mm512_maskz_loadu_epi16(m, (const uint16_t *)a + i);                                    \
+            const __m512i y = #b_[0] == 's' ? x : _mm512_maskz_loadu_epi16(m, (const uint16_t *)b + i);                \
+            const __m512 even = nki_wide_two(fn, LOW(x), low), odd = nki_wide_two(fn, HIGH(x), high);                  \
+            const __m512i made = nki_wide_bf16_pairs(even, odd);                                                       \
+            if (i + 32 <= n)                                                                                           \
+                _mm512_storeu_si512((uint16_t *)d + i, made);                                                          \
+            else                                                                                                       \
+                _mm512_mask_storeu_epi16((uint16_t *)d + i, m, made);                                                  \
+        }                                                                                                              \
+        (void)s;                                                                                                       \
+    }
+#define EACH_PAIR(name, fn) PAIRS(name, fn, n, LOW(y), HIGH(y)) PAIRS(name, fn, s, s, s)
+#else
+typedef uint32_t two __attribute__((may_alias, aligned(2)));
+#define LOW(x) nki_float((x) << 16)
+#define HIGH(x) nki_float((x) & 0xffff0000u)
+#define PAIRS(name, b_, number, low, high, last)                                                                       \
+    static void name##_nn##b_(void *d, const void *a, const void *b, int n) {                                          \
+        number;                                                                                                        \
+        NKI_IVDEP for (int i = 0; i < n / 2; i++) {                                                                    \
+            const uint32_t x = ((const two *)a)[i];                                                                    \
+            const uint16_t even = nki_st_bf16(of_##name(LOW(x), low)), odd = nki_st_bf16(of_##name(HIGH(x), high));    \
+            ((two *)d)[i] = even | (uint32_t)odd << 16;                                                                \
+        }                                                                                                              \
+        for (int i = n & ~1; i < n; i++)                                                                               \
+            ((nki_u16a *)d)[i] = nki_st_bf16(of_##name(nki_ld_bf16(((const nki_u16a *)a)[i]), last));                  \
+    }
+#define EACH_PAIR(name, fn)                                                                                            \
+    PAIRS(name, n, const two *w = b, LOW(w[i]), HIGH(w[i]), nki_ld_bf16(((const nki_u16a *)b)[i]))                     \
+    PAIRS(name, s, const float s = *(const float *)b, s, s, s)
+#endif
+
+#define DEFINE(name, fn)                                                                                               \
     VECTORS(name, w, w, n) VECTORS(name, w, n, w) VECTORS(name, w, n, n)                                               \
-    VECTORS(name, n, w, w) VECTORS(name, n, w, n) VECTORS(name, n, n, w) VECTORS(name, n, n, n)                        \
-    SCALAR(name, w, n) SCALAR(name, n, w) SCALAR(name, n, n)
-DEFINE(add) DEFINE(subtract) DEFINE(multiply) DEFINE(maximum) DEFINE(minimum)
+    VECTORS(name, n, w, w) VECTORS(name, n, w, n) VECTORS(name, n, n, w)                                               \
+    SCALAR(name, w, n) SCALAR(name, n, w)                                                                              \
+    EACH_PAIR(name, fn)
+DEFINE(add, NKI_FN_ADD) DEFINE(subtract, NKI_FN_SUBTRACT) DEFINE(multiply, NKI_FN_MULTIPLY) DEFINE(maximum, NKI_FN_MAXIMUM)
+DEFINE(minimum, NKI_FN_MINIMUM)
 
 #define ROW(name, number) \
     [number] = {{{{NULL, name##_wwn, NULL}, {name##_wnw, name##_wnn, name##_wns}}, \

@@ -59,9 +59,27 @@ static void load(const run *r, const op *o, const chunk *c) {
         for (int i = 0; i < c->m; i++) f(d + i * c->l, s + i * sm, sl, c->l);
 }
 
+#if defined(__x86_64__)
+/* `lines` lines past the caches. `n` and `simple`, which is that `next` are linear and none is wider than a line, are known to the compiler: the
+ * CPU sees over what it does here to what it can compute next. */
+static inline __attribute__((always_inline)) void lines_out(char *d, const char *s, int64_t lines, int n, int simple, nki_asked *next) {
+    nki_asked a[MOST_FAR];
+    for (int i = 0; i < n; i++) a[i] = next[i], a[i].linear |= simple;
+    for (; lines > 0; lines--, d += 64, s += 64) {
+        for (int i = 0; i < n; a[i].at += a[i].bytes, i++) nki_ask_for(a + i, simple ? 1 : a[i].bytes);
+#if defined(__AVX512F__)
+        _mm512_stream_si512((void *)d, _mm512_loadu_si512(s));
+#else
+        for (int i = 0; i < 64; i += 16) _mm_stream_si128((__m128i *)(void *)(d + i), _mm_loadu_si128((const __m128i *)(const void *)(s + i)));
+#endif
+    }
+    for (int i = 0; i < n; i++) next[i].at = a[i].at;
+}
+#endif
+
 /* Past the caches, with lines of what comes next asked for by the way: memory reads while it writes, which takes it less than one after the
- * other. step: bytes for each 64 that go out. */
-static void stream(char *d, const char *s, int64_t bytes, int n, const char **next, const int64_t *step) {
+ * other. The bytes of `next` are those for each line that goes out. */
+static void stream(char *d, const char *s, int64_t bytes, int n, nki_asked *next) {
 #if defined(__x86_64__)
     const int64_t head = -(intptr_t)d & 63;
     if (bytes < LEAST_STREAM || head > bytes) {
@@ -70,17 +88,17 @@ static void stream(char *d, const char *s, int64_t bytes, int n, const char **ne
     }
     memcpy(d, s, (size_t)head);
     d += head, s += head, bytes -= head;
-    for (; bytes >= 64; bytes -= 64, d += 64, s += 64) {
-        for (int i = 0; i < n; next[i] += step[i], i++)
-            for (int64_t j = 0; j < step[i]; j += 64) nki_ask(next[i] + j);
-#if defined(__AVX512F__)
-        _mm512_stream_si512((void *)d, _mm512_loadu_si512(s));
-#else
-        for (int i = 0; i < 64; i += 16) _mm_stream_si128((__m128i *)(void *)(d + i), _mm_loadu_si128((const __m128i *)(const void *)(s + i)));
-#endif
+    int simple = 1;
+    for (int i = 0; i < n; i++) simple &= next[i].linear && next[i].bytes <= 64;
+    switch (simple ? n : MOST_FAR + 1) {
+    case 0: lines_out(d, s, bytes / 64, 0, 1, next); break;
+    case 1: lines_out(d, s, bytes / 64, 1, 1, next); break;
+    case 2: lines_out(d, s, bytes / 64, 2, 1, next); break;
+    default: lines_out(d, s, bytes / 64, n, 0, next);
     }
+    d += bytes & -64, s += bytes & -64, bytes &= 63;
 #else
-    (void)n, (void)next, (void)step;
+    (void)n, (void)next;
 #endif
     memcpy(d, s, (size_t)bytes);
 }
@@ -90,29 +108,57 @@ void nki_stream_end(void) {
 #endif
 }
 
-const char *nki_next(const run *r, const op *o, const chunk *c, int64_t *bytes) {
+nki_asked nki_next(const run *r, const op *o, const chunk *c) {
     const nki_tile *t = &r->k->tiles[o->tile];
-    if (!nki_contiguous(r, t, c->m, c->l)) return NULL;
-    *bytes = (int64_t)c->m * c->l * nki_types[t->dtype].size;
-    return nki_tile_at(r, c, o->tile) + (r->total > LONG_ROW ? ROW_AHEAD : r->rows * nki_to_next_row(r, t->stride));
+    const int64_t size = nki_types[t->dtype].size, to_next = nki_to_next_row(r, t->stride);
+    if (!nki_contiguous(r, t, c->m, c->l)) return (nki_asked){NULL, 0, 0};
+    const int linear = r->total > LONG_ROW || to_next == r->total * size;
+    return (nki_asked){nki_tile_at(r, c, o->tile) + (linear ? 0 : r->rows * to_next), (int64_t)c->m * c->l * size, linear};
 }
 
+/* Elements first .. first + n of a row that a function makes. */
+static const char *lanes_from(const run *r, const chunk *c, int slot, int first) {
+    return (const char *)nki_lanes_at(r, c, slot) + (r->is_row[slot] ? 0 : first * (r->is_narrow[slot] ? 2 : 4));
+}
+static void make_some(const run *r, const op *o, const chunk *c, void *d, int first, int n) {
+    const void *a = lanes_from(r, c, o->a, first), *b = o->b < 0 ? NULL : lanes_from(r, c, o->b, first);
+    const nki_two *two = &nki_functions2[o->fn];
+    if (!b)
+        nki_functions1[o->fn].v(d, a, n);
+    else if (r->is_narrow[o->a] | r->is_narrow[o->b] | r->is_narrow[o->d])
+        nki_narrows[o->fn].form[(int)r->is_narrow[o->d]][(int)r->is_narrow[o->a]][r->is_row[o->b] ? 2 : r->is_narrow[o->b]](d, a, b, n);
+    else
+        (r->is_row[o->b] ? two->vs : r->is_row[o->a] ? two->sv : two->vv)(d, a, b, n);
+}
+
+/* In pieces: while memory is busy with what one of them stores, the CPU is with the next. */
+enum { STREAM_PIECE = 256 };
 static void store_stream(const run *r, const op *o, const chunk *c) {
-    const nki_type *type = &nki_types[r->k->tiles[o->tile].dtype];
-    const int n = size(c);
-    const float *a = lanes(r, o, c, o->a, 0);
-    if (!r->is_narrow[o->a] && (o->code == NKI_STORE ? r->k->tiles[o->tile].dtype != NKI_F32 : type->size != 4)) {
-        (o->code == NKI_STORE_RAW ? type->store_raw : type->store)((char *)(r->spare + NKI_CHUNK), type->size, a, n);
-        a = r->spare + NKI_CHUNK;
-    }
-    const char *next[MOST_FAR];
-    int64_t step[MOST_FAR], more;
+    const int dtype = r->k->tiles[o->tile].dtype, n = size(c);
+    const nki_type *type = &nki_types[dtype];
+    const int converts = !r->is_narrow[o->a] && (o->code == NKI_STORE ? dtype != NKI_F32 : type->size != 4);
+    const float *a = o->from ? NULL : lanes(r, o, c, o->a, 0);
+    float *made = r->spare + 2 * NKI_CHUNK;
+    char *d = nki_tile_at(r, c, o->tile), *converted = (char *)(r->spare + NKI_CHUNK);
+    nki_asked next[MOST_FAR];
     int asked = 0;
     for (int i = 0; r->asker == o && i < r->far; i++) {
-        next[asked] = nki_next(r, r->ops + r->next[i], c, &more);
-        if (next[asked]) step[asked++] = 64 * more / ((int64_t)n * type->size);
+        next[asked] = nki_next(r, r->ops + r->next[i], c);
+        if (next[asked].at) next[asked].bytes = 64 * next[asked].bytes / ((int64_t)n * type->size), asked++;
     }
-    stream(nki_tile_at(r, c, o->tile), (const char *)a, (int64_t)n * type->size, asked, next, step);
+    int end = (int)((-(intptr_t)d & 63) / type->size); /* of the first piece: the next ones are whole lines */
+    const int piece = o->from || converts ? STREAM_PIECE : n;
+    nki_ask(d + (int64_t)n * type->size); /* a line that is stored in part has to be there */
+    for (int i = 0; i < n; i = end, end += piece) {
+        if (piece == n || end > n) end = n;
+        const char *s = a ? (const char *)a + i * (r->is_narrow[o->a] ? 2 : 4) : (const char *)made;
+        if (!a) make_some(r, o->from, c, made, i, end - i);
+        if (converts) {
+            (o->code == NKI_STORE_RAW ? type->store_raw : type->store)(converted, type->size, (const float *)(const void *)s, end - i);
+            s = converted;
+        }
+        stream(d + i * type->size, s, (int64_t)(end - i) * type->size, asked, next);
+    }
 }
 int nki_may_ask(const run *r, const op *o) {
 #if defined(__x86_64__)
@@ -372,4 +418,18 @@ void nki_choose_step(const run *r, op *o, const op *end) {
     }
     o->joined = o->go && o->go != nki_choose_parts && side_by_side(r, o);
     o->many = o->go == binary_vs || o->go == binary_sv || o->go == binary_narrow || (o->go == fold_whole && !r->is_row[o->a]);
+}
+
+static int is_function(const op *o) {
+    return o->go == unary || o->go == binary_vv || o->go == binary_vs || o->go == binary_sv || o->go == binary_narrow;
+}
+void nki_feed_streams(const run *r, const nki_phase *p) {
+    for (op *first = r->ops + p->first, *o = first; o < first + p->count; o++) {
+        if (o->go != store_stream || r->is_row[o->a] || r->used[o->a][1] != o - r->ops) continue;
+        op *from = o - 1;
+        while (from >= first && (from->uniform || !from->go)) from--;
+        if (from < first || from->d != o->a || from->place != HERE || !is_function(from)) continue;
+        o->joined &= side_by_side(r, from);
+        o->from = from, from->go = NULL;
+    }
 }

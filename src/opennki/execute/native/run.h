@@ -32,6 +32,7 @@ struct op {
     int32_t far_away;             /* LOAD, STORE: the tile is in main memory */
     nki_lanes *fold;
     const nki_link *links;        /* of a chain that ends with this operation */
+    const op *from;               /* what makes the lanes that a store past the caches takes, piece by piece */
 };
 
 struct run {
@@ -110,6 +111,8 @@ void nki_holds(const run *r, const op *o, const chunk *c, int64_t *yes, int64_t 
 void nki_trees(const run *r, const op *o, const chunk *c);
 /* How an operation runs, after everything else about it and its phase, which ends there, is known. */
 void nki_choose_step(const run *r, op *o, const op *end);
+/* A function whose results only a store past the caches reads, right after it, makes them as they are stored. */
+void nki_feed_streams(const run *r, const nki_phase *p);
 
 /* `chosen`: of each selection by a predicate that is the same everywhere the register that is the result, else -1; `without`: the
  * operations that then nothing needs. `known`: room for the registers: their truth, and then whether they are needed. */
@@ -118,14 +121,32 @@ void nki_decide(const run *r, const int64_t *pred, int32_t *known, int32_t *chos
  * whether nothing is left that needs a chunk buffer. */
 int nki_find_chains(const run *r, const nki_phase *p, nki_link *links);
 
-/* The same part of the rows that come next, or what comes ROW_AHEAD bytes later in a long one, and its bytes; NULL where it is in pieces. */
-enum { LONG_ROW = 8192, ROW_AHEAD = 8192, LEAST_STREAM = 256 };
-const char *nki_next(const run *r, const op *o, const chunk *c, int64_t *bytes);
-int nki_may_ask(const run *r, const op *o); /* whether a store has the time to ask for it */
 static inline void nki_ask(const char *line) {
     __builtin_prefetch(line, 0, 3);
     __asm__ volatile("" ::"r"(line)); /* GCC takes a function without effects away */
 }
+
+/* Memory that is read from one end to the other: the line to ask for while that at p is used. It is one of the next NKI_PAGES pages, which
+ * are asked for side by side, as a core gets a third more from several pages than from one after the other. */
+enum { NKI_PAGE = 4096, NKI_PAGES = 4 };
+static inline const char *nki_ahead(const char *p) {
+    const uintptr_t at = (uintptr_t)p, inside = at & (NKI_PAGES * NKI_PAGE - 1), line = inside / 64;
+    return p - inside + NKI_PAGES * NKI_PAGE + line % NKI_PAGES * NKI_PAGE + line / NKI_PAGES * 64;
+}
+
+/* What to ask for while a chunk is used of a tile in main memory: NULL where it is in pieces. Where the tile is `linear` nki_ahead of what is
+ * used, else the same part of the rows that come next. */
+enum { LONG_ROW = 8192, LEAST_STREAM = 256 };
+typedef struct {
+    const char *at;
+    int64_t bytes; /* of the chunk, or for each line of another one */
+    int linear;
+} nki_asked;
+nki_asked nki_next(const run *r, const op *o, const chunk *c);
+static inline void nki_ask_for(const nki_asked *a, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) nki_ask(a->linear ? nki_ahead(a->at + i) : a->at + i);
+}
+int nki_may_ask(const run *r, const op *o); /* whether a store has the time to ask for it */
 
 void nki_stream_end(void); /* after stores past the caches, before anybody else reads */
 #endif

@@ -4,6 +4,7 @@
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #include "fastmath.h"
+#include "inner.h"
 
 /* nki_expf; the power of two is taken in one step. `plain`: neither clamped nor cut off, for numbers of which nki_wide_plain is true. */
 static inline __attribute__((always_inline)) __m512 nki_wide_exp_of(__m512 x, int plain) {
@@ -27,21 +28,31 @@ static inline int nki_wide_plain(__m512 v0, __m512 v1, __m512 v2, __m512 v3) {
     return !_mm512_cmp_ps_mask(_mm512_range_ps(a, b, LARGER_MAGNITUDE), _mm512_set1_ps(NKI_EXP_NORMAL), _CMP_GT_OQ);
 }
 
-/* nki_st_bf16 of 32 numbers. */
-static inline __m512i nki_wide_bf16(__m512 low, __m512 high) {
+/* The bits of 32 numbers, from whose upper halves nki_st_bf16 of each can be read: to nearest even, by adding a half, or a bit less than that
+ * where the number is even. */
+static inline __attribute__((always_inline)) void nki_wide_round(__m512 v, __m512 w, __m512i *x, __m512i *y) {
     const __m512i odd = _mm512_set1_epi32(0x10000), less = _mm512_set1_epi32(0x7fff), half = _mm512_set1_epi32(0x8000);
+    const __m512i a = _mm512_castps_si512(v), b = _mm512_castps_si512(w);
+    *x = _mm512_mask_add_epi32(_mm512_add_epi32(a, less), _mm512_test_epi32_mask(a, odd), a, half);
+    *y = _mm512_mask_add_epi32(_mm512_add_epi32(b, less), _mm512_test_epi32_mask(b, odd), b, half);
+    if (__builtin_expect(_mm512_cmp_ps_mask(v, w, _CMP_UNORD_Q), 0)) {
+        const __m512i sign = _mm512_set1_epi32(INT32_MIN), nan = _mm512_set1_epi32(0x7fc00000);
+        *x = _mm512_mask_or_epi32(*x, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_and_epi32(a, sign), nan);
+        *y = _mm512_mask_or_epi32(*y, _mm512_cmp_ps_mask(w, w, _CMP_UNORD_Q), _mm512_and_epi32(b, sign), nan);
+    }
+}
+/* nki_st_bf16 of 32 numbers that lie side by side; of those of the even elements and of the odd ones. */
+static inline __m512i nki_wide_bf16(__m512 low, __m512 high) {
     const __m512i even_words_first = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28, 26, 24, 22, 20, 18,
                                                       16, 14, 12, 10, 8, 6, 4, 2, 0);
-    const __m512i a = _mm512_castps_si512(low), b = _mm512_castps_si512(high);
-    /* to nearest even: add a half, or a bit less than that where the number is even */
-    __m512i x = _mm512_mask_add_epi32(_mm512_add_epi32(a, less), _mm512_test_epi32_mask(a, odd), a, half);
-    __m512i y = _mm512_mask_add_epi32(_mm512_add_epi32(b, less), _mm512_test_epi32_mask(b, odd), b, half);
-    if (__builtin_expect(_mm512_cmp_ps_mask(low, high, _CMP_UNORD_Q), 0)) {
-        const __m512i sign = _mm512_set1_epi32(INT32_MIN), nan = _mm512_set1_epi32(0x7fc00000);
-        x = _mm512_mask_or_epi32(x, _mm512_cmp_ps_mask(low, low, _CMP_UNORD_Q), _mm512_and_epi32(a, sign), nan);
-        y = _mm512_mask_or_epi32(y, _mm512_cmp_ps_mask(high, high, _CMP_UNORD_Q), _mm512_and_epi32(b, sign), nan);
-    }
+    __m512i x, y;
+    nki_wide_round(low, high, &x, &y);
     return _mm512_permutexvar_epi16(even_words_first, _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(x, 16), y));
+}
+static inline __m512i nki_wide_bf16_pairs(__m512 even, __m512 odd) {
+    __m512i x, y;
+    nki_wide_round(even, odd, &x, &y);
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(x, 16), y);
 }
 
 /* The same of numbers that are normal, zero or NaN, by the instruction of CPUs that have it (nki_narrows_there); it takes denormals for
@@ -51,6 +62,17 @@ static inline __m512i nki_wide_narrowed(__m512 low, __m512 high) {
     if (__builtin_expect(_mm512_cmp_ps_mask(low, high, _CMP_UNORD_Q), 0)) return nki_wide_bf16(low, high);
     __asm__("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(high), "v"(low));
     return both;
+}
+
+/* A function of the number `fn` that the compiler knows; of NaN, the first one stays. */
+static inline __attribute__((always_inline)) __m512 nki_wide_two(int fn, __m512 a, __m512 b) {
+    switch (fn) {
+    case NKI_FN_ADD: return _mm512_add_ps(a, b);
+    case NKI_FN_SUBTRACT: return _mm512_sub_ps(a, b);
+    case NKI_FN_MULTIPLY: return _mm512_mul_ps(a, b);
+    case NKI_FN_MAXIMUM: return _mm512_mask_mov_ps(_mm512_max_ps(a, b), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a);
+    default: return _mm512_mask_mov_ps(_mm512_min_ps(a, b), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a);
+    }
 }
 
 /* The tree that ends a fold, of the 16 lanes that its first step leaves; for maxima and minima where nothing is NaN. */

@@ -3,7 +3,7 @@
  */
 #include "run.h"
 
-enum { BLOCK = 64, AHEAD = 8192, MOST_AHEAD = 8192 };
+enum { BLOCK = 64, MOST_AHEAD = 8192 };
 
 /* Any function, dtypes and strides: n elements of d. */
 static void any_tree(const run *r, const op *o, const char *const *at, const int64_t *stride, float *d, int n) {
@@ -19,7 +19,7 @@ static void any_tree(const run *r, const op *o, const char *const *at, const int
 }
 
 #if defined(__AVX512F__)
-#include <immintrin.h>
+#include "wide.h"
 #define ALWAYS static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
 enum { PLAIN_MAXIMUM = -1, PLAIN_MINIMUM = -2 };
@@ -27,10 +27,7 @@ ALWAYS __m512 join(int fn, __m512 a, __m512 b) {
     switch (fn) {
     case PLAIN_MAXIMUM: return _mm512_max_ps(a, b);
     case PLAIN_MINIMUM: return _mm512_min_ps(a, b);
-    case NKI_FN_ADD: return _mm512_add_ps(a, b);
-    case NKI_FN_MULTIPLY: return _mm512_mul_ps(a, b);
-    case NKI_FN_MAXIMUM: return _mm512_mask_mov_ps(_mm512_max_ps(a, b), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a);
-    default: return _mm512_mask_mov_ps(_mm512_min_ps(a, b), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a);
+    default: return nki_wide_two(fn, a, b);
     }
 }
 
@@ -91,10 +88,7 @@ ALWAYS void trees_of(int fn, int step, int count, int width, const char *const *
         return;
     }
     for (int64_t i = 0;; ahead += share) {
-        for (int j = 0; j < share; j += 64) {
-            __builtin_prefetch(ahead + j, 0, 3);
-            __asm__ volatile("" ::"r"(ahead + j));
-        }
+        for (int j = 0; j < share; j += 64) nki_ask(nki_ahead(ahead + j));
         windows(v, step, count, width, at, skip + i * step * 4);
         _mm512_storeu_ps(d + i, best_of(fn, count, v));
         if (i + 16 >= n) return;
@@ -161,7 +155,7 @@ void nki_trees(const run *r, const op *o, const chunk *c) {
         const int share = o->far_away && step > 0 && step <= MOST_AHEAD ? (int)step / ((l + 15) / 16) : 0;
         for (int64_t i = 0; i < m; i++, d += l) {
             const int64_t skip = i * to_next[0];
-            fast(at, skip, (int)(stride[0] / 4), d, l, at[o->count - 1] + skip + AHEAD, share);
+            fast(at, skip, (int)(stride[0] / 4), d, l, at[o->count - 1] + skip, share);
         }
         return;
     }
