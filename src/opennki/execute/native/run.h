@@ -126,12 +126,17 @@ static inline void nki_ask(const char *line) {
     __asm__ volatile("" ::"r"(line)); /* GCC takes a function without effects away */
 }
 
-/* Memory that is read from one end to the other: the line to ask for while that at p is used. It is one of the next NKI_PAGES pages, which
- * are asked for side by side, as a core gets a third more from several pages than from one after the other. */
-enum { NKI_PAGE = 4096, NKI_PAGES = 4 };
+/* Memory that is read from one end to the other: the line to ask for while that at p is used. It is of one of the next four pages, which are asked
+ * for side by side, as a core gets a third more from several pages than from one after the other. nki_ask_group: all four, while the
+ * NKI_GROUP bytes at p are used. */
+enum { NKI_PAGE = 4096, NKI_PAGES = 4, NKI_GROUP = 64 * NKI_PAGES };
 static inline const char *nki_ahead(const char *p) {
-    const uintptr_t at = (uintptr_t)p, inside = at & (NKI_PAGES * NKI_PAGE - 1), line = inside / 64;
-    return p - inside + NKI_PAGES * NKI_PAGE + line % NKI_PAGES * NKI_PAGE + line / NKI_PAGES * 64;
+    const uintptr_t inside = (uintptr_t)p & (NKI_PAGES * NKI_PAGE - 1);
+    return p - inside + NKI_PAGES * NKI_PAGE + inside / 64 % NKI_PAGES * NKI_PAGE + inside / NKI_GROUP * 64;
+}
+static inline void nki_ask_group(const char *p) {
+    const char *line = nki_ahead(p);
+    for (int i = 0; i < NKI_PAGES; i++) nki_ask(line + i * NKI_PAGE);
 }
 
 /* What to ask for while a chunk is used of a tile in main memory: NULL where it is in pieces. Where the tile is `linear` nki_ahead of what is

@@ -5,6 +5,12 @@
 
 enum { BLOCK = 64, MOST_AHEAD = 8192 };
 
+/* What has been read, the group whose lines ahead are asked for next, and bytes that a vector of results adds to what has been read. */
+typedef struct {
+    const char *read, *asked;
+    int64_t share;
+} group;
+
 /* Any function, dtypes and strides: n elements of d. */
 static void any_tree(const run *r, const op *o, const char *const *at, const int64_t *stride, float *d, int n) {
     float lanes[NKI_LANES][BLOCK] __attribute__((aligned(64)));
@@ -79,16 +85,15 @@ ALWAYS __m512 best_of(int fn, int count, const __m512 *v) {
     if (__builtin_expect(numbers != 0xffff, 0)) return tree_of(fn, count, v);
     return tree_of(fn == NKI_FN_MAXIMUM ? PLAIN_MAXIMUM : PLAIN_MINIMUM, count, v);
 }
-ALWAYS void trees_of(int fn, int step, int count, int width, const char *const *at, int64_t skip, float *d, int n, const char *ahead,
-                     int share) {
+ALWAYS void trees_of(int fn, int step, int count, int width, const char *const *at, int64_t skip, float *d, int n, group *next) {
     __m512 v[NKI_LANES];
     if (n < 16) {
         UNROLL for (int j = 0; j < count; j++) v[j] = few((const float *)(const void *)(at[j] + skip), step, n);
         _mm512_mask_storeu_ps(d, (__mmask16)((1u << n) - 1), best_of(fn, count, v));
         return;
     }
-    for (int64_t i = 0;; ahead += share) {
-        for (int j = 0; j < share; j += 64) nki_ask(nki_ahead(ahead + j));
+    for (int64_t i = 0;;) {
+        for (next->read += next->share; next->asked < next->read; next->asked += NKI_GROUP) nki_ask_group(next->asked);
         windows(v, step, count, width, at, skip + i * step * 4);
         _mm512_storeu_ps(d + i, best_of(fn, count, v));
         if (i + 16 >= n) return;
@@ -100,16 +105,16 @@ ALWAYS void trees_of(int fn, int step, int count, int width, const char *const *
 #define SQUARES(X, fn) X(fn, 4, 2) X(fn, 9, 3) X(fn, 16, 4) X(fn, 25, 5)
 #define ROWS(X, fn) X(fn, 2, 1) X(fn, 3, 1) X(fn, 4, 1) X(fn, 5, 1) X(fn, 6, 1) X(fn, 7, 1) X(fn, 8, 1) X(fn, 9, 1) X(fn, 16, 1)
 #define TREE(fn, count, width)                                                                                             \
-    static void tree_##fn##_##count##_##width(const char *const *at, int64_t skip, int step, float *d, int n, const char *ahead, int share) { \
+    static void tree_##fn##_##count##_##width(const char *const *at, int64_t skip, int step, float *d, int n, group *next) { \
         if (step == 1)                                                                                                     \
-            trees_of(NKI_FN_##fn, 1, count, width, at, skip, d, n, ahead, share);                                          \
+            trees_of(NKI_FN_##fn, 1, count, width, at, skip, d, n, next);                                          \
         else                                                                                                               \
-            trees_of(NKI_FN_##fn, 2, count, width, at, skip, d, n, ahead, share);                                          \
+            trees_of(NKI_FN_##fn, 2, count, width, at, skip, d, n, next);                                          \
     }
 #define EACH(X) SQUARES(X, ADD) SQUARES(X, MAXIMUM) SQUARES(X, MINIMUM) ROWS(X, ADD) ROWS(X, MULTIPLY) ROWS(X, MAXIMUM) ROWS(X, MINIMUM)
 EACH(TREE)
 
-typedef void (*tree)(const char *const *at, int64_t skip, int step, float *d, int n, const char *ahead, int share);
+typedef void (*tree)(const char *const *at, int64_t skip, int step, float *d, int n, group *next);
 static tree fast_tree(int fn, int count, const char *const *at) {
     static const struct {
         int fn, count, width;
@@ -128,7 +133,7 @@ static tree fast_tree(int fn, int count, const char *const *at) {
     return NULL;
 }
 #else
-typedef void (*tree)(const char *const *at, int64_t skip, int step, float *d, int n, const char *ahead, int share);
+typedef void (*tree)(const char *const *at, int64_t skip, int step, float *d, int n, group *next);
 static tree fast_tree(int fn, int count, const char *const *at) {
     (void)fn, (void)count, (void)at;
     return NULL;
@@ -150,12 +155,15 @@ void nki_trees(const run *r, const op *o, const chunk *c) {
     const tree fast = alike && (stride[0] == 4 || stride[0] == 8) ? fast_tree(o->fn, o->count, at) : NULL;
     float *d = nki_lanes_at(r, c, o->d);
     if (fast) {
-        /* What a step adds to what has been read, some steps ahead: to the CPU the walk is no simple one. */
+        /* What a step adds to what has been read: to the CPU the walk is no simple one. */
         const int64_t step = m > 1 ? to_next[0] : l * stride[0];
-        const int share = o->far_away && step > 0 && step <= MOST_AHEAD ? (int)step / ((l + 15) / 16) : 0;
+        const int64_t share = o->far_away && step > 0 && step <= MOST_AHEAD ? step / ((l + 15) / 16) : 0;
+        const char *first = at[o->count - 1];
+        group next = {first, first + (-(intptr_t)first & (NKI_GROUP - 1)), share};
         for (int64_t i = 0; i < m; i++, d += l) {
             const int64_t skip = i * to_next[0];
-            fast(at, skip, (int)(stride[0] / 4), d, l, at[o->count - 1] + skip, share);
+            next.read = first + skip;
+            fast(at, skip, (int)(stride[0] / 4), d, l, &next);
         }
         return;
     }
