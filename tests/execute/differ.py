@@ -20,7 +20,7 @@ from tests.execute import native as library
 from tests.execute.random_programs import Programs
 
 from opennki.errors import NkiError
-from opennki.execute import abi, tape_file
+from opennki.execute import abi, calls, tape_file, templates
 from opennki.execute.executor import Executor, executor_of
 from opennki.execute.parts import by_parts
 from opennki.interpret.checks import Checks, tape_of
@@ -191,6 +191,17 @@ def reread(executor: Executor | None) -> Executor | None:
     return Executor(executor.tape, None, executor.lib, kept)
 
 
+def from_afar(tape: Any) -> Executor | None:
+    """Native code that takes all of HBM for larger than the caches: results go past them, and what comes next is asked for."""
+    before, calls.FAR = calls.FAR, 0
+    templates.forget()  # what it knows of forms is for tensors that are as large as they are
+    try:
+        return executor_of(tape)
+    finally:
+        calls.FAR = before
+        templates.forget()
+
+
 def difference(kernel: Kernel, arrays: list[np.ndarray], found: list[Any] | None = None) -> str:
     """How native code and the interpreter differ, in a line; empty where they agree. Raises Undefined, Refused."""
     library.best().nki_poison_from_now(1)  # what reads temporary memory that nobody wrote does not agree by chance
@@ -219,10 +230,10 @@ def difference(kernel: Kernel, arrays: list[np.ndarray], found: list[Any] | None
         if found is not None:
             found += made
         plan = Prepared(kernel, "off", tape, (lambda _: executor) if executor is not None else None)
-        again = reread(executor)
-        for turn in range(3 if again is not None else 2):  # the second run has the memory of the first one, the third a tape from a file
-            if turn == 2:
-                plan = Prepared(kernel, "off", tape, lambda _: again)
+        turns = [plan, plan]  # the second run has the memory of the first one
+        others = [reread(executor), from_afar(tape) if executor is not None else None]  # and a tape from a file
+        turns += [Prepared(kernel, "off", tape, lambda _, one=one: one) for one in others if one is not None]
+        for turn, plan in enumerate(turns):
             try:
                 got = _run(plan, kernel, arrays)
             except NkiError as exc:
