@@ -278,6 +278,16 @@ scale=5, regs=t6.tile(64, 1)[d0, d1])
 dma_copy(dst=t3, src=t5, oob_mode=0, dge_mode=3)
 outputs(t3)
 """, {"p0": "special", "p1": "small"}),
+    # a sum in 64 bits that has to be held before it is stored was held as float32, and its operands were known by an id that was used again
+    "an exact sum onto its own rows, turned": ("""
+t1 = param.shared_hbm(uint32, (8, 8), name='p7')
+t2 = shared_hbm(uint32, (8, 8))
+t3 = sbuf(uint32, (8, 8))
+dma_copy(dst=t3, src=t1, oob_mode=0, dge_mode=3)
+t3[-d0 + 7, d1] = gpsimd.tensor_tensor(data1=t3, data2=t3.tile(8, 1)[d0, d1 + 7], op='add')
+dma_copy(dst=t2, src=t3, oob_mode=0, dge_mode=3)
+outputs(t2)
+""", {"p7": "special"}),
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def store_wide(steps: Steps, out: Sym, value: Sym, guards: Any = ()) -> None:
     ops: list[tuple[int, ...]] = []
     tiles: list[tuple[Any, tuple[int, ...], int]] = []
     tables: list[tuple[Affine, tuple[int, ...]]] = []
-    done: dict[int, int] = {}
+    done: dict[int, tuple[int, Sym]] = {}
     registers = 0
 
     def spread(leaf: Sym) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ def store_wide(steps: Steps, out: Sym, value: Sym, guards: Any = ()) -> None:
 
     def compute(v: Sym) -> int:
         if id(v) in done:
-            return done[id(v)]
+            return done[id(v)][0]
         if v.kind == "const":
             made = emit("const", imm=int(v.more.get("int", v.value)))
         elif v.kind == "exact":
@@ -71,7 +71,7 @@ def store_wide(steps: Steps, out: Sym, value: Sym, guards: Any = ()) -> None:
             made = emit("select", x, y, c)
         else:
             made = emit(v.name, *(compute(a) for a in v.args))
-        done[id(v)] = made
+        done[id(v)] = made, v  # which stays alive, so that nothing else has its id
         return made
 
     result = compute(value)

@@ -188,7 +188,7 @@ class Steps:
 
     def stored(self, value: Sym, dtype: str = "") -> Sym:
         """A value stored in a new temporary tile."""
-        wide = value.kind == "wide" and value.dtype != BOOL
+        wide = value.kind in ("wide", "exact") and value.dtype != BOOL  # a result in 64 bits is rounded or cut off where it is stored
         name = dtype or ("int64" if wide else storage_name(value.dtype) if value.raw else "float32")
         made = self.scratch(value.shape, name, self.axes(value))
         self.store(made, value)
@@ -228,6 +228,8 @@ class Steps:
         from opennki.execute.step_kinds import store_concat
 
         target = self.dtype(out.source)
+        if value.kind == "exact" and value.shape != out.shape and value.size == out.size:
+            value = self.stored(value).reshape(out.shape)
         if value.kind == "concat":
             store_concat(self, out, value, guards)
             return
