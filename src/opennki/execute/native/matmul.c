@@ -121,14 +121,14 @@ typedef struct {
  * next to the FMAs, while a separate pass over b would wait for the second-level cache. */
 enum source { PANEL, FIRST_F32, FIRST_BF16 };
 
-/* Rows i0 .. i0 + mr of a block to the result. */
-static inline __attribute__((always_inline)) void finish(const block *t, const int i0, const int mr, const int nr, vec acc[][WIDE])
+/* Rows of a block to the result. */
+static inline __attribute__((always_inline)) void finish(const block *t, const int mr, const int nr, vec acc[][WIDE])
 {
     const int adds = t->adds;
     if (t->d.col == 4 && t->cols == nr * LANES && (adds != NKI_ADDS_TO_RESULT || t->from.col == 4)) {
         UNROLL for (int i = 0; i < mr; i++) {
-            char *d = t->d.at + (i0 + i) * t->d.row;
-            const char *from = t->from.at + (i0 + i) * t->from.row;
+            char *d = t->d.at + i * t->d.row;
+            const char *from = t->from.at + i * t->from.row;
             UNROLL for (int j = 0; j < nr; j++) {
                 vec r = acc[i][j];
                 if (adds) r = V_ADD(adds == NKI_ADDS_TO_ZERO ? V_ZERO : V_LOAD(from + j * LANES * 4), r);
@@ -143,8 +143,8 @@ static inline __attribute__((always_inline)) void finish(const block *t, const i
     for (int i = 0; i < mr; i++)
         for (int c = 0; c < t->cols; c++) {
             float r = out[i * nr * LANES + c];
-            if (adds) r = (adds == NKI_ADDS_TO_ZERO ? 0.0f : *(const f32_any *)(t->from.at + (i0 + i) * t->from.row + c * t->from.col)) + r;
-            *(f32_any *)(t->d.at + (i0 + i) * t->d.row + c * t->d.col) = r;
+            if (adds) r = (adds == NKI_ADDS_TO_ZERO ? 0.0f : *(const f32_any *)(t->from.at + i * t->from.row + c * t->from.col)) + r;
+            *(f32_any *)(t->d.at + i * t->d.row + c * t->d.col) = r;
         }
 }
 
@@ -175,41 +175,42 @@ static inline __attribute__((always_inline)) void multiply(const block *t, const
     UNROLL for (int i = 0; i < mr; i++)
         UNROLL for (int j = 0; j < nr; j++) acc[i][j] = V_ZERO;
     for (int k = t->K; k > 0; k--, a += t->a_step, b += t->b_step, panel += nr * LANES) step(a, b, panel, mr, nr, from, acc);
-    finish(t, 0, mr, nr, acc);
+    finish(t, mr, nr, acc);
 }
 
-/* The order of pairs (nki.h): the even and the odd k of 32 have a chain each, whose sum is added to the total. */
-static inline __attribute__((always_inline)) void pairs_of(const block *t, const int i0, const int mr, const int nr,
-                                                           const enum source from)
-{
-    vec even[MR / 2][WIDE], odd[MR / 2][WIDE], total[MR / 2][WIDE];
-    const int in_panel = from == PANEL || i0 > 0;
-    const char *a = t->a + i0 * 4, *b = in_panel && from != PANEL ? (const char *)t->panel : t->b;
-    const int64_t b_step = in_panel && from != PANEL ? nr * LANES * 4 : t->b_step;
-    float *panel = t->panel;
-    UNROLL for (int i = 0; i < mr; i++)
-        UNROLL for (int j = 0; j < nr; j++) total[i][j] = V_ZERO;
-    for (int left = t->K; left > 0; left -= NKI_PAIRS) {
-        UNROLL for (int i = 0; i < mr; i++)
-            UNROLL for (int j = 0; j < nr; j++) even[i][j] = odd[i][j] = V_ZERO;
-        for (int k = left < NKI_PAIRS ? left : NKI_PAIRS; k > 0; k -= 2) {
-            step(a, b, panel, mr, nr, in_panel ? PANEL : from, even);
-            a += t->a_step, b += b_step, panel += nr * LANES;
-            if (k == 1) break;
-            step(a, b, panel, mr, nr, in_panel ? PANEL : from, odd);
-            a += t->a_step, b += b_step, panel += nr * LANES;
-        }
-        UNROLL for (int i = 0; i < mr; i++)
-            UNROLL for (int j = 0; j < nr; j++) total[i][j] = V_ADD(total[i][j], V_ADD(even[i][j], odd[i][j]));
-    }
-    finish(t, i0, mr, nr, total);
-}
-/* The two chains take the registers of twice the rows. */
+/* The order of pairs (nki.h): the even and the odd k of 32 have a chain each, whose sum is added to the total. One chain after the other has
+ * the registers, as both together would take those of half the rows. */
 static inline __attribute__((always_inline)) void multiply_pairs(const block *t, const int mr, const int nr, const enum source from)
 {
-    const int most = nr > NR ? (SMALL + 1) / 2 : MR / 2, first = mr > most ? (mr + 1) / 2 : mr;
-    pairs_of(t, 0, first, nr, from);
-    if (mr > first) pairs_of(t, first, mr - first, nr, from);
+    vec even[MR][WIDE], total[MR][WIDE], acc[MR][WIDE];
+    const char *a = t->a, *b = t->b;
+    const int64_t next = t->K * t->a_step; /* to the rows that come after these */
+    float *panel = t->panel;
+    for (int left = t->K; left > 0; left -= NKI_PAIRS) {
+        const int some = left < NKI_PAIRS ? left : NKI_PAIRS;
+        for (int odd = 0; odd < 2; odd++) {
+            UNROLL for (int i = 0; i < mr; i++)
+                UNROLL for (int j = 0; j < nr; j++) acc[i][j] = V_ZERO;
+            const char *ak = a + odd * t->a_step, *bk = b + odd * t->b_step;
+            float *pk = panel + odd * nr * LANES;
+            for (int k = odd; k < some; k += 2, ak += 2 * t->a_step, bk += 2 * t->b_step, pk += 2 * nr * LANES) {
+                __builtin_prefetch(ak + next, 0, 3);
+                step(ak, bk, pk, mr, nr, from, acc);
+            }
+            if (odd) break;
+            UNROLL for (int i = 0; i < mr; i++)
+                UNROLL for (int j = 0; j < nr; j++) even[i][j] = acc[i][j];
+        }
+        const int first = left == t->K;
+        UNROLL for (int i = 0; i < mr; i++)
+            UNROLL for (int j = 0; j < nr; j++)
+                total[i][j] = V_ADD(first ? V_ZERO : total[i][j], V_ADD(even[i][j], acc[i][j]));
+        a += NKI_PAIRS * t->a_step, b += NKI_PAIRS * t->b_step, panel += NKI_PAIRS * nr * LANES;
+    }
+    if (t->K <= 0)
+        UNROLL for (int i = 0; i < mr; i++)
+            UNROLL for (int j = 0; j < nr; j++) total[i][j] = V_ZERO;
+    finish(t, mr, nr, total);
 }
 
 #define KERNEL(mr) \
