@@ -10,6 +10,13 @@ typedef struct {
     const char *read, *asked;
     int64_t share;
 } group;
+/* The windows of m rows of l results, of float32; to_next: bytes from row to row of what is read. */
+typedef struct {
+    const char *const *at;
+    int64_t m, l, to_next;
+    group next;
+} rows;
+typedef void (*tree)(const rows *r, int step, float *d);
 
 /* Any function, dtypes and strides: n elements of d. */
 static void any_tree(const run *r, const op *o, const char *const *at, const int64_t *stride, float *d, int n) {
@@ -49,20 +56,20 @@ ALWAYS __m512 few(const float *p, int step, int some) {
     return _mm512_permutex2var_ps(_mm512_maskz_loadu_ps((__mmask16)wanted, p), even, _mm512_maskz_loadu_ps((__mmask16)(wanted >> 15), p + 15));
 }
 
-/* The elements of 16 windows, whose rows of `width` elements lie side by side (1: they are anywhere). What every second element of a
- * row shares with its neighbours is loaded once, as loads that cross cache lines are the dearest part. */
-ALWAYS void windows(__m512 *v, int step, int count, int width, const char *const *at, int64_t skip) {
+/* The elements of 16 windows, whose rows of `width` elements lie side by side (1: they are anywhere); p: where such rows begin. What every
+ * second element of a row shares with its neighbours is loaded once, as loads that cross cache lines are the dearest part. */
+ALWAYS void windows(__m512 *v, int step, int count, int width, const char *const *p, int64_t skip) {
     UNROLL for (int j = 0; j < count; j++) {
-        const float *p = (const float *)(const void *)(at[j] + skip);
+        const float *row = (const float *)(const void *)(p[j / width] + skip);
         if (step == 2 && width > 1 && j % width == 0) {
-            const __m512 low = _mm512_loadu_ps(p), high = _mm512_loadu_ps(p + 16);
+            const __m512 low = _mm512_loadu_ps(row), high = _mm512_loadu_ps(row + 16);
             v[j] = _mm512_permutex2var_ps(low, EVEN, high);
             v[j + 1] = _mm512_permutex2var_ps(low, ODD, high);
         } else if (step == 2 && width > 1 && j % width == 2) {
-            const __m512i last = _mm512_castps_si512(_mm512_set1_ps(p[30]));
+            const __m512i last = _mm512_castps_si512(_mm512_set1_ps(row[32]));
             v[j] = _mm512_castsi512_ps(_mm512_alignr_epi32(last, _mm512_castps_si512(v[j - 2]), 1));
         } else if (step == 1 || width == 1 || j % width != 1) {
-            v[j] = few(p, step, 16);
+            v[j] = few(row + j % width, step, 16);
         }
     }
 }
@@ -85,36 +92,41 @@ ALWAYS __m512 best_of(int fn, int count, const __m512 *v) {
     if (__builtin_expect(numbers != 0xffff, 0)) return tree_of(fn, count, v);
     return tree_of(fn == NKI_FN_MAXIMUM ? PLAIN_MAXIMUM : PLAIN_MINIMUM, count, v);
 }
-ALWAYS void trees_of(int fn, int step, int count, int width, const char *const *at, int64_t skip, float *d, int n, group *next) {
+ALWAYS void trees_of(int fn, int step, int count, int width, const rows *r, float *d) {
+    const int64_t n = r->l;
+    const char *p[NKI_LANES];
+    group next = r->next;
     __m512 v[NKI_LANES];
-    if (n < 16) {
-        UNROLL for (int j = 0; j < count; j++) v[j] = few((const float *)(const void *)(at[j] + skip), step, n);
-        _mm512_mask_storeu_ps(d, (__mmask16)((1u << n) - 1), best_of(fn, count, v));
-        return;
-    }
-    for (int64_t i = 0;;) {
-        for (next->read += next->share; next->asked < next->read; next->asked += NKI_GROUP) nki_ask_group(next->asked);
-        windows(v, step, count, width, at, skip + i * step * 4);
-        _mm512_storeu_ps(d + i, best_of(fn, count, v));
-        if (i + 16 >= n) return;
-        i = i + 32 <= n ? i + 16 : n - 16; /* the last ones overlap */
+    UNROLL for (int j = 0; j < count; j += width) p[j / width] = r->at[j];
+    for (int64_t row = 0; row < r->m; row++, d += n) {
+        next.read = r->next.read + row * r->to_next;
+        if (n < 16) {
+            UNROLL for (int j = 0; j < count; j++) v[j] = few((const float *)(const void *)p[j / width] + j % width, step, (int)n);
+            _mm512_mask_storeu_ps(d, (__mmask16)((1u << n) - 1), best_of(fn, count, v));
+        }
+        for (int64_t i = 0; i < n && n >= 16; i += 16) {
+            if (i + 16 > n) i = n - 16; /* the last ones overlap */
+            for (next.read += next.share; next.asked < next.read; next.asked += NKI_GROUP) nki_ask_group(next.asked);
+            windows(v, step, count, width, p, i * step * 4);
+            _mm512_storeu_ps(d + i, best_of(fn, count, v));
+        }
+        UNROLL for (int j = 0; j < count; j += width) p[j / width] += r->to_next;
     }
 }
 
 /* The windows that people use have code of their own. */
 #define SQUARES(X, fn) X(fn, 4, 2) X(fn, 9, 3) X(fn, 16, 4) X(fn, 25, 5)
 #define ROWS(X, fn) X(fn, 2, 1) X(fn, 3, 1) X(fn, 4, 1) X(fn, 5, 1) X(fn, 6, 1) X(fn, 7, 1) X(fn, 8, 1) X(fn, 9, 1) X(fn, 16, 1)
-#define TREE(fn, count, width)                                                                                             \
-    static void tree_##fn##_##count##_##width(const char *const *at, int64_t skip, int step, float *d, int n, group *next) { \
-        if (step == 1)                                                                                                     \
-            trees_of(NKI_FN_##fn, 1, count, width, at, skip, d, n, next);                                          \
-        else                                                                                                               \
-            trees_of(NKI_FN_##fn, 2, count, width, at, skip, d, n, next);                                          \
+#define TREE(fn, count, width)                                                  \
+    static void tree_##fn##_##count##_##width(const rows *r, int step, float *d) { \
+        if (step == 1)                                                          \
+            trees_of(NKI_FN_##fn, 1, count, width, r, d);                       \
+        else                                                                    \
+            trees_of(NKI_FN_##fn, 2, count, width, r, d);                       \
     }
 #define EACH(X) SQUARES(X, ADD) SQUARES(X, MAXIMUM) SQUARES(X, MINIMUM) ROWS(X, ADD) ROWS(X, MULTIPLY) ROWS(X, MAXIMUM) ROWS(X, MINIMUM)
 EACH(TREE)
 
-typedef void (*tree)(const char *const *at, int64_t skip, int step, float *d, int n, group *next);
 static tree fast_tree(int fn, int count, const char *const *at) {
     static const struct {
         int fn, count, width;
@@ -133,7 +145,6 @@ static tree fast_tree(int fn, int count, const char *const *at) {
     return NULL;
 }
 #else
-typedef void (*tree)(const char *const *at, int64_t skip, int step, float *d, int n, group *next);
 static tree fast_tree(int fn, int count, const char *const *at) {
     (void)fn, (void)count, (void)at;
     return NULL;
@@ -159,12 +170,8 @@ void nki_trees(const run *r, const op *o, const chunk *c) {
         const int64_t step = m > 1 ? to_next[0] : l * stride[0];
         const int64_t share = o->far_away && step > 0 && step <= MOST_AHEAD ? step / ((l + 15) / 16) : 0;
         const char *first = at[o->count - 1];
-        group next = {first, first + (-(intptr_t)first & (NKI_GROUP - 1)), share};
-        for (int64_t i = 0; i < m; i++, d += l) {
-            const int64_t skip = i * to_next[0];
-            next.read = first + skip;
-            fast(at, skip, (int)(stride[0] / 4), d, l, &next);
-        }
+        const rows all = {at, m, l, to_next[0], {first, first + (-(intptr_t)first & (NKI_GROUP - 1)), share}};
+        fast(&all, (int)(stride[0] / 4), d);
         return;
     }
     for (;; d += l) {
