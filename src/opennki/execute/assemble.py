@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes as C
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from opennki.execute import abi
 
@@ -25,19 +26,20 @@ def uop(
     return op
 
 
-class Walk(NamedTuple):
-    """How a program goes over memory: extents, and for each operand, predicate and index expression its strides; the first `outer`
-    dimensions make rows. `flat`: all rows are alike, and so are their elements. `stores`: the operands that are written; `dtypes`: numbers
-    of the operands' dtypes."""
+@dataclass(slots=True)
+class Walk:
+    """How a program or a copy goes over memory: the extent of each dimension, and the strides of each operand, predicate and index
+    expression. The first `outer` dimensions make rows, the others are within one; `free`: their order does not matter, as all rows are
+    alike, and so are their elements. `stores`: the operands that are written; `dtypes`: of a program, numbers of the operands' dtypes."""
 
     shape: tuple[int, ...]
     outer: int
-    flat: bool
+    free: bool
     tiles: list[tuple[int, ...]]
     preds: list[tuple[int, ...]]
     indices: list[tuple[int, ...]]
     stores: frozenset[int]
-    dtypes: list[int]
+    dtypes: list[int] = field(default_factory=list)
 
 
 class Program:
@@ -55,11 +57,11 @@ class Program:
         if self._walk is None:
             what = self.structure
             rank, ops = what.outer + what.inner, what.uops[: what.n_uops]
-            flat = not any(op.code == abi.FOLD for op in ops) and not any(phase.row for phase in what.phases[: what.n_phases])
+            free = not any(op.code == abi.FOLD for op in ops) and not any(phase.row for phase in what.phases[: what.n_phases])
             tables = ((what.tiles, what.n_tiles), (what.preds, what.n_preds), (what.indices, what.n_indices))
             tiles, preds, indices = ([tuple(table[i].stride[:rank]) for i in range(n)] for table, n in tables)
             numbers = [tile.dtype for tile in what.tiles[: what.n_tiles]]
-            self._walk = Walk(tuple(what.shape[:rank]), what.outer, flat, tiles, preds, indices, _stores(ops), numbers)
+            self._walk = Walk(tuple(what.shape[:rank]), what.outer, free, tiles, preds, indices, _stores(ops), numbers)
         return self._walk
 
     def run(
@@ -120,10 +122,10 @@ def elementwise(
             raise ValueError(f"strides {tuple(strides)} do not fit the {rank} dimensions")
     uops: list[abi.Uop] = []
     c_phases = (abi.Phase * max(1, len(phases)))()
-    flat = True
+    free = True
     for span, (row, ops) in zip(c_phases, phases, strict=False):
         span.first, span.count, span.row = len(uops), len(ops), int(row)
-        flat = flat and not row
+        free = free and not row
         uops += ops
     c_uops = (abi.Uop * max(1, len(uops)))(*uops)
     registers, kept, stores = 0, 0, []
@@ -135,11 +137,11 @@ def elementwise(
             kept = max(kept, d + 1)
         else:
             registers = max(registers, d + 1)
-            flat = flat and code != abi.FOLD
+            free = free and code != abi.FOLD
     keep = c_phases, c_uops, tile_array(walks, numbers), affine_array(preds), affine_array(indices)
     structure = abi.Elementwise.from_buffer_copy(_HEAD.pack(
         outer, inner, *shape, *PADS[rank], len(phases), len(uops), len(tiles), len(preds), len(indices), registers, kept, 0,
         *map(C.addressof, keep),
     ))  # fmt: skip
-    walk = Walk(tuple(shape), outer, flat, walks, [*map(tuple, preds)], [*map(tuple, indices)], frozenset(stores), numbers)
+    walk = Walk(tuple(shape), outer, free, walks, [*map(tuple, preds)], [*map(tuple, indices)], frozenset(stores), numbers)
     return Program(structure, keep, walk)

@@ -1,7 +1,7 @@
 """Native calls before they are laid out in memory, and the ways they go over memory, which passes change.
 
 A call that goes over an iteration space with one stride per operand and dimension (elementwise programs and copies) can be taken apart as a
-`Space` and put together again over another one. Other calls are opaque to passes.
+`Walk` and put together again over another one. Other calls are opaque to passes.
 """
 
 from __future__ import annotations
@@ -69,21 +69,6 @@ class Call:
         ]  # fmt: skip
 
 
-@dataclass(slots=True)
-class Space:
-    """How a call goes over memory: the extent of each dimension, and the strides of each operand (in the order of the addresses),
-    predicate and index expression. The first `outer` dimensions make rows, the others are within one; `free`: their order does not
-    matter. `stores`: the operands that are written."""
-
-    shape: Strides
-    outer: int
-    free: bool
-    tiles: list[Strides]
-    preds: list[Strides]
-    indices: list[Strides]
-    stores: frozenset[int]
-
-
 def known(call: Call, key: Any, make: Callable[[], Any]) -> Any:
     """What `make` says of the descriptor of a call, by a key: calls that are alike share descriptors, which never change. Masks count."""
     table = call.what.__dict__.setdefault("known", {})
@@ -115,26 +100,26 @@ def descriptor_of(call: Call | None) -> tuple[Any, Strides] | None:
     return None if call is None else (call.what, call.shape)
 
 
-def space(call: Call) -> Space | None:
+def space(call: Call) -> Walk | None:
     """The iteration space of a call, None where it is opaque."""
     if call.kind not in (abi.K_COPY, abi.K_EW):
         return None
     return known(call, "space", lambda: _space(call))  # type: ignore[no-any-return]
 
 
-def _space(call: Call) -> Space:
+def _space(call: Call) -> Walk:
     if call.kind == abi.K_COPY:
         what, rank = call.what, call.what.rank
         strides = [tuple(what.d_stride[:rank]), tuple(what.s_stride[:rank])]
-        return Space(tuple(what.shape[:rank]), rank, not call.clips, strides, [], [], _FIRST)
-    walk = call.what.walk
-    return Space(walk.shape, walk.outer, walk.flat and not call.clips, walk.tiles, walk.preds, walk.indices, walk.stores)
+        return Walk(tuple(what.shape[:rank]), rank, not call.clips, strides, [], [], _FIRST)
+    walk: Walk = call.what.walk
+    return replace(walk, free=False) if call.clips else walk
 
 
 _FIRST = frozenset({0})
 
 
-def over(call: Call, walk: Space, tidy: bool = True) -> Call | None:
+def over(call: Call, walk: Walk, tidy: bool = True) -> Call | None:
     """The call over another iteration space; None where it has more dimensions than native code takes. `tidy`: its dimensions are put in
     order and joined first."""
     if tidy and not (call.clips or call.bounds):
@@ -152,11 +137,11 @@ def over(call: Call, walk: Space, tidy: bool = True) -> Call | None:
     new.outer, new.inner = walk.outer, rank - walk.outer
     new.shape[:rank] = walk.shape
     new.tiles, new.preds, new.indices = tiles, preds, indices
-    made = Walk(walk.shape, walk.outer, old.walk.flat, walk.tiles, walk.preds, walk.indices, walk.stores, old.walk.dtypes)
+    made = replace(walk, free=old.walk.free, dtypes=old.walk.dtypes)
     return call.but(what=Program(new, (old, tiles, preds, indices), made), shape=walk.shape)
 
 
-def _tidied(walk: Space) -> Space:
+def _tidied(walk: Walk) -> Walk:
     """Dimensions in the order of what is stored, joined where that is the same walk for all operands."""
     lead = walk.tiles[min(walk.stores)]
     order = sorted(range(len(walk.shape)), key=lambda d: -abs(lead[d]))
@@ -171,7 +156,7 @@ def _tidied(walk: Space) -> Space:
     return replace(walk, outer=rank - (2 if rank > 1 and walk.shape[-1] < abi.SHORT else 1))
 
 
-def _joined(walk: Space, count: int) -> Space:
+def _joined(walk: Walk, count: int) -> Walk:
     """The first `count` dimensions joined where that is the same walk for all operands."""
     tables = [*walk.tiles, *walk.preds, *walk.indices]
     shape, strides = joined(walk.shape[:count], [t[:count] for t in tables])
@@ -253,7 +238,7 @@ def _operands(call: Call) -> list[Operand] | None:
     return out
 
 
-def over_split(call: Call, walk: Space, address: int, dims: list[tuple[int, int]]) -> Call | None:
+def over_split(call: Call, walk: Walk, address: int, dims: list[tuple[int, int]]) -> Call | None:
     """The call with dimensions split where an operand goes over several of the dimensions (extent, stride) in one walk. None where it has
     more dimensions then than native code takes."""
     key = "split", address, tuple(dims)
@@ -261,7 +246,7 @@ def over_split(call: Call, walk: Space, address: int, dims: list[tuple[int, int]
     return None if descriptor is None else call if descriptor[0] is call.what else _with(call, call.addresses, descriptor)
 
 
-def _over_split(call: Call, walk: Space, address: int, dims: list[tuple[int, int]]) -> Call | None:
+def _over_split(call: Call, walk: Walk, address: int, dims: list[tuple[int, int]]) -> Call | None:
     shape = list(walk.shape)
     tables = [[list(s) for s in table] for table in (walk.tiles, walk.preds, walk.indices)]
     lead = tables[0][address]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from opennki.execute.calls import Call, Space, over, space, widened
+from opennki.execute.assemble import Walk
+from opennki.execute.calls import Call, over, space, widened
 from opennki.execute.nodes import Loop, Made, Node, Run, inner
 from opennki.execute.parallel import independent
 from opennki.ir.affine import ZERO, Affine, Var, constant
@@ -78,7 +79,7 @@ def _block(trips: int, wanted: int) -> int:
     return min(near, key=lambda n: abs(n - wanted)) if near else wanted
 
 
-def _along(call: Call, var: Var) -> Space | None:
+def _along(call: Call, var: Var) -> Walk | None:
     """The iteration space of a call with the iterations of a loop as the first dimension, of extent 0 as yet. None where the call is
     opaque, or depends on the loop in another way than by addresses and index values."""
     walk = space(call)
@@ -87,18 +88,17 @@ def _along(call: Call, var: Var) -> Space | None:
     steps = [e.coefficient(var) for e, _ in call.addresses]
     if not all(steps[i] for i in walk.stores):
         return None
-    return Space(
-        (0, *walk.shape),
-        walk.outer + 1,
-        walk.free,
-        [(step, *s) for step, s in zip(steps, walk.tiles, strict=True)],
-        [(e.coefficient(var), *s) for e, s in zip(call.preds, walk.preds, strict=True)],
-        [(e.coefficient(var), *s) for e, s in zip(call.indices, walk.indices, strict=True)],
-        walk.stores,
+    return replace(
+        walk,
+        shape=(0, *walk.shape),
+        outer=walk.outer + 1,
+        tiles=[(step, *s) for step, s in zip(steps, walk.tiles, strict=True)],
+        preds=[(e.coefficient(var), *s) for e, s in zip(call.preds, walk.preds, strict=True)],
+        indices=[(e.coefficient(var), *s) for e, s in zip(call.indices, walk.indices, strict=True)],
     )
 
 
-def _stretched(call: Call, walk: Space, var: Var, count: int, start: Affine) -> Call | None:
+def _stretched(call: Call, walk: Walk, var: Var, count: int, start: Affine) -> Call | None:
     """A call for `count` iterations from `start` on."""
 
     def at(expr: Affine) -> Affine:
