@@ -20,7 +20,14 @@ typedef struct {
     char *d;
     int64_t x_row, y_row, d_row;
     int64_t skew; /* by how many bytes each LANE of rows is behind the LANE before it */
+    int ahead;    /* bytes ahead that lines of x and y are asked for; 0: they are near */
 } place;
+INLINE void ask(const place *p, int64_t i) {
+    UNROLL for (int r = 0; r < ROWS; r++) {
+        const int64_t at = i + p->ahead - r / LANE * p->skew;
+        __builtin_prefetch(p->x + r * p->x_row + at), __builtin_prefetch(p->y + r * p->y_row + at);
+    }
+}
 typedef void (*stepper)(const place *at, float *state, int64_t n);
 
 /* Vectors of WIDTH lanes, which are at p, p + lane, ... */
@@ -99,13 +106,15 @@ INLINE vec choose(bits mask, vec yes, vec no) { return (vec)((mask & (bits)yes) 
         const int64_t xl = LANE * p.x_row - p.skew, yl = LANE * p.y_row - p.skew, dl = LANE * p.d_row - p.skew;        \
         vec s[LANES / WIDTH], a[LANE], b[LANE];                                                                        \
         __builtin_memcpy(s, state, sizeof s);                                                                          \
-        for (int64_t i = 0; i < 4 * n; i += 16)                                                                        \
+        for (int64_t i = 0; i < 4 * n; i += 16) {                                                                      \
+            if (p.ahead && !(i & 63)) ask(&p, i);                                                                      \
             UNROLL for (int v = 0; v < LANES / WIDTH; v++) {                                                           \
                 get(p.x + i + v * WIDTH * xl, p.x_row, xl, a);                                                         \
                 get(p.y + i + v * WIDTH * yl, p.y_row, yl, b);                                                         \
                 UNROLL for (int j = 0; j < LANE; j++) a[j] = s[v] = OP1(OP0(a[j], s[v]), b[j]);                        \
                 put(p.d + i + v * WIDTH * dl, p.d_row, dl, a);                                                         \
             }                                                                                                          \
+        }                                                                                                              \
         __builtin_memcpy(state, s, sizeof s);                                                                          \
     }
 #define DEFINE_ALL(OP0)                                                                                                \
@@ -143,7 +152,7 @@ static void piece(const group *g, int from, int to, int64_t at, int64_t skew, in
     for (int r = 0; r < ROWS; r++) state[r] = g->state[r];
     if (g->fast) {
         const int64_t row = PITCH * (int)sizeof(float);
-        const place buffers = {(char *)g->xs, (char *)g->ys, (char *)g->xs, row, row, row, 0};
+        const place buffers = {(char *)g->xs, (char *)g->ys, (char *)g->xs, row, row, row, 0, 0};
         g->fast(&buffers, state, n);
     } else {
         float (*f0)(float, float) = nki_functions2[k->op0].one, (*f1)(float, float) = nki_functions2[k->op1].one;
@@ -160,13 +169,14 @@ static void piece(const group *g, int from, int to, int64_t at, int64_t skew, in
     }
 }
 
-/* Whole groups of float32 rows are read and written where they are: the CPU sees far enough ahead to ask for lines before they are
+/* Whole groups of float32 rows are read and written where they are: lines are asked for before they are
  * needed, and nothing is moved twice. A line is used in four turns, between which it has to stay in the first cache. Where rows are
  * multiples of half a page apart it has 12 places for all of them, enough for x, y and the result of one LANE of rows: each LANE goes
  * SKEW columns, two lines, behind the one before it. (With one line, loads of a lane would meet stores of another, not yet done, at the
  * same place of a page, and wait.) The first and the last columns, where not all lanes take part, go in pieces. Returns the column
  * that pieces go on from. */
 #define SKEW 32
+#define AHEAD 512 /* the CPU's own prefetch cannot follow as many rows as these */
 static int64_t skewed(const group *g) {
     const nki_scan *k = g->k;
     const int crowded = k->x_stride[0] % 2048 == 0 || k->y_stride[0] % 2048 == 0 || k->d_stride[0] % 2048 == 0;
@@ -176,7 +186,7 @@ static int64_t skewed(const group *g) {
         return 0;
     for (int lane = 0; lane < LANES - 1 && behind; lane++) piece(g, 0, (lane + 1) * LANE, lane * behind, behind, behind);
     const int64_t start = first * 4;
-    const place at = {g->x + start, g->y + start, g->d + start, k->x_stride[0], k->y_stride[0], k->d_stride[0], 4 * behind};
+    const place at = {g->x + start, g->y + start, g->d + start, k->x_stride[0], k->y_stride[0], k->d_stride[0], 4 * behind, AHEAD};
     g->fast(&at, g->state, n);
     for (int lane = 1; lane < LANES && behind; lane++) piece(g, lane * LANE, ROWS, first + n + (lane - 1) * behind, behind, behind);
     return first + n;
