@@ -188,7 +188,7 @@ class Steps:
 
     def stored(self, value: Sym, dtype: str = "") -> Sym:
         """A value stored in a new temporary tile."""
-        wide = value.kind in ("wide", "exact") and value.dtype != BOOL  # a result in 64 bits is rounded or cut off where it is stored
+        wide = value.kind in ("wide", "exact") and value.dtype != BOOL  # 64 bits are rounded or cut off where they are stored
         name = dtype or ("int64" if wide else storage_name(value.dtype) if value.raw else "float32")
         made = self.scratch(value.shape, name, self.axes(value))
         self.store(made, value)
@@ -211,8 +211,7 @@ class Steps:
             return value
         if value.kind not in ELEMENTWISE:
             return self.tile(value)
-        found = self.tiles.get(id(value))
-        if found is not None:
+        if (found := self.tiles.get(id(value))) is not None:
             return found
         parts = tuple(self.lowered(a) for a in value.args)
         if all(a is b for a, b in zip(parts, value.args, strict=True)):
@@ -435,8 +434,7 @@ class Steps:
         return x != y and self.one.disjoint(x, y)
 
     def _store_all(self) -> None:
-        one = self.one
-        pairs = list(one.pairs)
+        one, pairs = self.one, list(self.one.pairs)
         for i, (out, value) in enumerate(pairs):
             outs = [other.source for j, (other, _) in enumerate(pairs) if j != i]  # in what order they are stored is not said
             found = [leaf for leaf in leaves(value) if leaf.kind == "tile"]

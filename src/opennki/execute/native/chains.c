@@ -110,8 +110,9 @@ ALWAYS void group(const int8_t *kinds, int count, char *const *at, const __m512 
                 s->low = _mm512_max_ps(s->low, _mm512_max_ps(v0, v2)), s->high = _mm512_max_ps(s->high, _mm512_max_ps(v1, v3));
                 break;
             }
-            s->low = _mm512_mask_mov_ps(s->low, m0, nki_wide_two(NKI_FN_MAXIMUM, s->low, v0)), s->high = _mm512_mask_mov_ps(s->high, m1, nki_wide_two(NKI_FN_MAXIMUM, s->high, v1));
-            s->low = _mm512_mask_mov_ps(s->low, m2, nki_wide_two(NKI_FN_MAXIMUM, s->low, v2)), s->high = _mm512_mask_mov_ps(s->high, m3, nki_wide_two(NKI_FN_MAXIMUM, s->high, v3));
+#define LARGER(side, m, v) s->side = _mm512_mask_mov_ps(s->side, m, nki_wide_two(NKI_FN_MAXIMUM, s->side, v))
+            LARGER(low, m0, v0), LARGER(high, m1, v1), LARGER(low, m2, v2), LARGER(high, m3, v3);
+#undef LARGER
             break;
         case NARROW: {
             uint16_t *q = (uint16_t *)(void *)at[k] + i;

@@ -120,13 +120,17 @@ nki_asked nki_next(const run *r, const op *o, const chunk *c) {
 static const char *lanes_from(const run *r, const chunk *c, int slot, int first) {
     return (const char *)nki_lanes_at(r, c, slot) + (r->is_row[slot] ? 0 : first * (r->is_narrow[slot] ? 2 : 4));
 }
+static nki_narrow_fn narrow_form(const run *r, const op *o) {
+    const int b = r->is_row[o->b] ? 2 : r->is_narrow[o->b];
+    return nki_narrows[o->fn].form[(int)r->is_narrow[o->d]][(int)r->is_narrow[o->a]][b];
+}
 static void make_some(const run *r, const op *o, const chunk *c, void *d, int first, int n) {
     const void *a = lanes_from(r, c, o->a, first), *b = o->b < 0 ? NULL : lanes_from(r, c, o->b, first);
     const nki_two *two = &nki_functions2[o->fn];
     if (!b)
         nki_functions1[o->fn].v(d, a, n);
     else if (r->is_narrow[o->a] | r->is_narrow[o->b] | r->is_narrow[o->d])
-        nki_narrows[o->fn].form[(int)r->is_narrow[o->d]][(int)r->is_narrow[o->a]][r->is_row[o->b] ? 2 : r->is_narrow[o->b]](d, a, b, n);
+        narrow_form(r, o)(d, a, b, n);
     else
         (r->is_row[o->b] ? two->vs : r->is_row[o->a] ? two->sv : two->vv)(d, a, b, n);
 }
@@ -279,8 +283,7 @@ static void binary_sv(const run *r, const op *o, const chunk *c) {
     for (int i = c->rows, n = size(c); i > 0; i--, d = next_row(d, r->pitch[o->d]), a++, b = next_row(b, r->pitch[o->b])) f(d, a, b, n);
 }
 static void binary_narrow(const run *r, const op *o, const chunk *c) {
-    const int b = r->is_row[o->b] ? 2 : r->is_narrow[o->b];
-    const nki_narrow_fn f = nki_narrows[o->fn].form[(int)r->is_narrow[o->d]][(int)r->is_narrow[o->a]][b];
+    const nki_narrow_fn f = narrow_form(r, o);
     const int64_t to_next = r->is_row[o->b] ? (int64_t)sizeof(float) : r->pitch[o->b];
     float *d = AT(d), *x = AT(a), *y = AT(b);
     for (int i = c->rows, n = size(c); i > 0; i--, d = next_row(d, r->pitch[o->d]), x = next_row(x, r->pitch[o->a]), y = next_row(y, to_next)) f(d, x, y, n);

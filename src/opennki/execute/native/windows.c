@@ -5,7 +5,8 @@
 
 enum { BLOCK = 64, MOST_AHEAD = 8192 };
 
-/* What has been read, the group whose lines ahead are asked for next, and bytes that a vector of results adds to what has been read. */
+/* What has been read, the group whose lines ahead are asked for next, and bytes that a vector of results adds to what has been read; 0: it is
+ * near, and nothing is asked for. */
 typedef struct {
     const char *read, *asked;
     int64_t share;
@@ -99,7 +100,7 @@ ALWAYS void trees_of(int fn, int step, int count, int width, const rows *r, floa
     __m512 v[NKI_LANES];
     UNROLL for (int j = 0; j < count; j += width) p[j / width] = r->at[j];
     for (int64_t row = 0; row < r->m; row++, d += n) {
-        next.read = r->next.read + row * r->to_next;
+        if (next.share) next.read = r->next.read + row * r->to_next;
         if (n < 16) {
             UNROLL for (int j = 0; j < count; j++) v[j] = few((const float *)(const void *)p[j / width] + j % width, step, (int)n);
             _mm512_mask_storeu_ps(d, (__mmask16)((1u << n) - 1), best_of(fn, count, v));
